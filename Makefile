@@ -1,0 +1,4 @@
+.DEFAULT_GOAL := help
+.PHONY: help
+help:
+	@echo "targets follow"
