@@ -1,0 +1,140 @@
+"""Build the project's environment from a lock file: what `make setup` runs.
+
+It needs only Python and pip. Running it again with the same lock file and interpreter does nothing. The
+CPU build of torch is not on PyPI, so it is looked for in the sources that pip is configured with and, where
+they do not have it, on PyTorch's own public index of CPU builds.
+
+The file keeps to syntax that an old Python parses, so that an old Python gets the message below, not a SyntaxError.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+OLDEST, NEWEST = (3, 11), (3, 13)
+STAMP = ".vllm_spans-stamp"
+
+
+def say(message):
+    print("[setup] " + message)
+    sys.stdout.flush()
+
+
+def fail(message):
+    sys.stderr.write("[setup] " + message + "\n")
+    sys.exit(1)
+
+
+def check_python():
+    version = sys.version_info[:2]
+    if version < OLDEST or version > NEWEST:
+        fail(
+            "Python {}.{} to {}.{} is needed, but {} is Python {}.{}.\n"
+            "        Install one of them and name it: make setup PYTHON=python{}.{}".format(
+                *(OLDEST + NEWEST + (sys.executable,) + version + OLDEST)
+            )
+        )
+
+
+def locked(lock, package):
+    """The requirement line of one package, for example 'torch==2.13.0+cpu'."""
+    with open(lock, encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(package + "=="):
+                return line.split(";")[0].strip()
+    fail("{} pins no {}".format(lock, package))
+
+
+def stamp_of(lock):
+    digest = hashlib.sha256()
+    for path in (lock, os.path.join(ROOT, "pyproject.toml"), os.path.abspath(__file__)):
+        with open(path, "rb") as source:
+            digest.update(source.read())
+    digest.update(sys.version.encode())
+    digest.update(ROOT.encode())  # the project is installed in place, so a moved folder is another environment
+    return digest.hexdigest()
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as source:
+            return source.read().strip()
+    except OSError:
+        return ""
+
+
+def venv_python(venv):
+    return os.path.join(venv, "bin", "python")
+
+
+def make_venv(venv):
+    """Create the virtual environment; without ensurepip (Debian splits it off) the outer pip fills it."""
+    say("creating {}".format(venv))
+    command = [sys.executable, "-m", "venv", "--clear", venv]
+    if subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+        return
+    if subprocess.call([sys.executable, "-m", "venv", "--clear", "--without-pip", venv]) != 0:
+        fail("this Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv")
+    outer = [sys.executable, "-m", "pip", "--python", venv_python(venv), "install", "-q", "pip"]
+    if subprocess.call(outer) != 0:
+        fail("pip could not be put into {}; on Debian and Ubuntu: apt-get install python3-venv".format(venv))
+
+
+def pip_install(venv, *arguments, **options):
+    command = [venv_python(venv), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
+    if not sys.stdout.isatty():
+        command += ["--quiet", "--progress-bar", "off"]
+    output = subprocess.DEVNULL if options.get("silent") else None
+    return subprocess.call(command + list(arguments), stdout=output, stderr=output, cwd=ROOT) == 0
+
+
+def install_torch(venv, requirement):
+    say("1/3 {} (about 200 MB)".format(requirement))
+    if pip_install(venv, requirement, silent=True):
+        return
+    say("    not in pip's configured sources; trying {}".format(TORCH_CPU_INDEX))
+    if not pip_install(venv, "--index-url", TORCH_CPU_INDEX, requirement):
+        fail(
+            "{} was found neither in pip's configured sources nor on {}.\n"
+            "        Without access to that index, put its wheel into a folder and set "
+            "PIP_FIND_LINKS to the folder.".format(requirement, TORCH_CPU_INDEX)
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--venv", default=os.path.join(ROOT, ".venv"))
+    parser.add_argument("--lock", default=os.path.join(ROOT, "requirements", "cpu.lock"))
+    options = parser.parse_args()
+    check_python()
+
+    stamp_path = os.path.join(options.venv, STAMP)
+    stamp = stamp_of(options.lock)
+    if read(stamp_path) == stamp:
+        say("{} is up to date".format(os.path.relpath(options.venv)))
+        return
+    if subprocess.call([sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) != 0:
+        fail("this Python has no pip; on Debian and Ubuntu: apt-get install python3-pip")
+    interpreter = os.path.join(options.venv, STAMP + "-python")
+    if read(interpreter) != sys.version:  # a new environment, a broken one, or one of another Python
+        make_venv(options.venv)
+        with open(interpreter, "w", encoding="utf-8") as target:
+            target.write(sys.version)
+    install_torch(options.venv, locked(options.lock, "torch"))
+    say("2/3 the other locked packages (about 600 MB)")
+    if not pip_install(options.venv, "-r", options.lock):
+        fail("a locked package could not be installed; pip's message above names it")
+    say("3/3 vllm_spans itself, in place")
+    if not pip_install(options.venv, "--no-build-isolation", "-e", "."):
+        fail("vllm_spans could not be installed")
+    with open(stamp_path, "w", encoding="utf-8") as target:
+        target.write(stamp)
+    say("done: {}".format(os.path.relpath(options.venv)))
+
+
+if __name__ == "__main__":
+    main()
