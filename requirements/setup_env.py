@@ -1,10 +1,11 @@
 """Build the project's environment from a lock file: what `make setup` runs.
 
-It needs only Python and pip. Running it again with the same lock file and interpreter does nothing. The
-CPU build of torch is not on PyPI, so it is looked for in the sources that pip is configured with and, where
-they do not have it, on PyTorch's own public index of CPU builds.
+It needs only Python and pip. Running it again with the same lock file and interpreter does
+nothing. The CPU build of torch is not on PyPI, so it is looked for in the sources that pip is
+configured with and, where they do not have it, on PyTorch's own public index of CPU builds.
 
-The file keeps to syntax that an old Python parses, so that an old Python gets the message below, not a SyntaxError.
+The file keeps to syntax that Python 3.6 parses, so that an old Python gets the message below,
+not a SyntaxError.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def locked(lock, package):
         for line in lines:
             if line.startswith(package + "=="):
                 return line.split(";")[0].strip()
-    fail("{} pins no {}".format(lock, package))
+    fail(f"{lock} pins no {package}")
 
 
 def stamp_of(lock):
@@ -55,7 +56,8 @@ def stamp_of(lock):
         with open(path, "rb") as source:
             digest.update(source.read())
     digest.update(sys.version.encode())
-    digest.update(ROOT.encode())  # the project is installed in place, so a moved folder is another environment
+    # The project is installed in place, so a folder that moved is another environment.
+    digest.update(ROOT.encode())
     return digest.hexdigest()
 
 
@@ -72,8 +74,8 @@ def venv_python(venv):
 
 
 def make_venv(venv):
-    """Create the virtual environment; without ensurepip (Debian splits it off) the outer pip fills it."""
-    say("creating {}".format(venv))
+    """Create the environment; where ensurepip is missing (Debian) the outer pip fills it."""
+    say(f"creating {venv}")
     command = [sys.executable, "-m", "venv", "--clear", venv]
     if subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
         return
@@ -81,11 +83,20 @@ def make_venv(venv):
         fail("this Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv")
     outer = [sys.executable, "-m", "pip", "--python", venv_python(venv), "install", "-q", "pip"]
     if subprocess.call(outer) != 0:
-        fail("pip could not be put into {}; on Debian and Ubuntu: apt-get install python3-venv".format(venv))
+        fail(
+            f"pip could not be put into {venv}; on Debian and Ubuntu: apt-get install python3-venv"
+        )
 
 
 def pip_install(venv, *arguments, **options):
-    command = [venv_python(venv), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
+    command = [
+        venv_python(venv),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--disable-pip-version-check",
+    ]
     if not sys.stdout.isatty():
         command += ["--quiet", "--progress-bar", "off"]
     output = subprocess.DEVNULL if options.get("silent") else None
@@ -93,15 +104,16 @@ def pip_install(venv, *arguments, **options):
 
 
 def install_torch(venv, requirement):
-    say("1/3 {} (about 200 MB)".format(requirement))
+    say(f"1/3 {requirement} (about 200 MB)")
     if pip_install(venv, requirement, silent=True):
         return
-    say("    not in pip's configured sources; trying {}".format(TORCH_CPU_INDEX))
+    say(f"    not in pip's configured sources; trying {TORCH_CPU_INDEX}")
     if not pip_install(venv, "--index-url", TORCH_CPU_INDEX, requirement):
         fail(
-            "{} was found neither in pip's configured sources nor on {}.\n"
+            f"{requirement} was found neither in pip's configured sources nor on "
+            f"{TORCH_CPU_INDEX}.\n"
             "        Without access to that index, put its wheel into a folder and set "
-            "PIP_FIND_LINKS to the folder.".format(requirement, TORCH_CPU_INDEX)
+            "PIP_FIND_LINKS to the folder."
         )
 
 
@@ -115,12 +127,14 @@ def main():
     stamp_path = os.path.join(options.venv, STAMP)
     stamp = stamp_of(options.lock)
     if read(stamp_path) == stamp:
-        say("{} is up to date".format(os.path.relpath(options.venv)))
+        say(f"{os.path.relpath(options.venv)} is up to date")
         return
     if subprocess.call([sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) != 0:
         fail("this Python has no pip; on Debian and Ubuntu: apt-get install python3-pip")
     interpreter = os.path.join(options.venv, STAMP + "-python")
-    if read(interpreter) != sys.version:  # a new environment, a broken one, or one of another Python
+    if (
+        read(interpreter) != sys.version
+    ):  # a new environment, a broken one, or one of another Python
         make_venv(options.venv)
         with open(interpreter, "w", encoding="utf-8") as target:
             target.write(sys.version)
@@ -133,7 +147,7 @@ def main():
         fail("vllm_spans could not be installed")
     with open(stamp_path, "w", encoding="utf-8") as target:
         target.write(stamp)
-    say("done: {}".format(os.path.relpath(options.venv)))
+    say(f"done: {os.path.relpath(options.venv)}")
 
 
 if __name__ == "__main__":
