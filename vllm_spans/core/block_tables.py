@@ -1,0 +1,124 @@
+"""Block tables of requests with spans: composed from cached and fresh blocks of vLLM's own pool.
+
+The one place that touches the insides of ``KVCacheManager``, ``SingleTypeKVCacheManager`` and ``BlockPool``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
+
+from vllm_spans.core.plan import runs
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+    from vllm_spans.core.hashing import Key
+    from vllm_spans.core.plan import ReusePlan
+
+_GROUP = 0
+"""The only KV cache group: the gate admits full-attention models alone."""
+
+
+class SpanBlockTables:
+    """Lookup, admission and publication of blocks by key."""
+
+    def __init__(self, kv_cache_manager: KVCacheManager) -> None:
+        self._manager = kv_cache_manager
+        self._pool = kv_cache_manager.block_pool
+        (self._group_manager,) = kv_cache_manager.coordinator.single_type_managers
+        self.block_size: int = self._group_manager.block_size
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, cached ones that nobody uses included."""
+        return self._pool.get_num_free_blocks()
+
+    def find(self, key: Key) -> KVCacheBlock | None:
+        """Block that holds the KV of a key."""
+        blocks = self._pool.get_cached_block(key, [_GROUP])
+        return blocks[0] if blocks else None
+
+    def admit(self, request: Request, plan: ReusePlan, keep_free: int) -> bool:
+        """Give a request its whole prompt's block table.
+
+        Args:
+            request: Holds no block yet.
+            plan: Made in this very step, so that its hits are still there.
+            keep_free: Blocks that must stay free.
+
+        Returns:
+            False when the pool is too full; nothing has changed then.
+        """
+        hits: dict[int, KVCacheBlock] = {}
+        for index, hit in enumerate(plan.hits):
+            if hit:
+                block = self.find(request.block_hashes[index])
+                assert block is not None, "the plan's hits are read in the same step"
+                hits[index] = block
+        num_fresh = len(plan.hits) - len(hits) - len(plan.aliases)
+        evictable = len({block.block_id for block in hits.values() if block.ref_cnt == 0})
+        if num_fresh + evictable + keep_free > self._pool.get_num_free_blocks():
+            return False
+        # Touched first: taking fresh blocks must not evict a hit.
+        self._pool.touch(list(hits.values()))
+        fresh = iter(self._pool.get_new_blocks(num_fresh))
+        table: list[KVCacheBlock] = []
+        for index in range(len(plan.hits)):
+            if index in hits:
+                table.append(hits[index])
+            elif index in plan.aliases:
+                shared = table[plan.aliases[index]]
+                self._pool.touch([shared])
+                table.append(shared)
+            else:
+                block = next(fresh)
+                table.append(block)
+                if self._group_manager.records_new_block_ids:
+                    self._group_manager.new_block_ids.append(block.block_id)
+        request_id = request.request_id
+        self._group_manager.req_to_blocks[request_id] = table
+        # vLLM publishes from here on by itself; what comes before is published segment by segment.
+        self._group_manager.num_cached_block[request_id] = plan.resume_at // self.block_size
+        return True
+
+    def table(self, request: Request) -> list[KVCacheBlock]:
+        """Block table of an admitted request."""
+        return self._group_manager.req_to_blocks[request.request_id]
+
+    def publish(self, block: KVCacheBlock, key: Key) -> None:
+        """Make a block's KV findable; the step just scheduled writes it."""
+        if block.block_hash is None:
+            self._pool._insert_block_hash(
+                make_block_hash_with_group_id(key, _GROUP), block, num_tokens=None
+            )
+
+    def publish_table(self, request: Request, first: int, last: int) -> None:
+        """Publish blocks ``[first, last)`` of a request's table under their keys, with vLLM's KV events."""
+        table = self.table(request)
+        for start, end in runs(i for i in range(first, last) if table[i].block_hash is None):
+            self._pool.cache_full_blocks(
+                request=request,
+                blocks=table,
+                num_cached_blocks=start,
+                num_full_blocks=end,
+                block_size=self.block_size,
+                kv_cache_group_id=_GROUP,
+            )
+
+    def take(self, count: int) -> list[KVCacheBlock] | None:
+        """Take blocks that belong to no table; ``None`` when the pool is too full."""
+        if count > self._pool.get_num_free_blocks():
+            return None
+        return self._pool.get_new_blocks(count)
+
+    def hold(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Keep cached blocks from being evicted."""
+        self._pool.touch(blocks)
+
+    def release(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Give back blocks from ``take`` or ``hold``."""
+        self._pool.free_blocks(blocks)

@@ -1,0 +1,322 @@
+"""vLLM's schedulers with spans: rows first, then vLLM's own step with what budget is left.
+
+A request with spans is *prepared* before vLLM admits it: it gets its whole block table, and its segments run as
+rows over as many steps as they need. While that lasts it waits with blocks in hand, as a request does whose KV
+vLLM loads from elsewhere. In the step that runs its last rows vLLM admits it with ``num_computed_tokens`` at the
+start of its last contextual segment; from there on it is an ordinary request.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_spans.config import SpansConfig
+from vllm_spans.core.block_tables import SpanBlockTables
+from vllm_spans.core.plan import make_plan
+from vllm_spans.core.preparation import Preparation, RowBudget
+from vllm_spans.core.rows import add_rows
+from vllm_spans.metrics.stats import SpanStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.request import Request
+
+    from vllm_spans.core.request_spans import RequestSpans
+    from vllm_spans.core.rows import Row
+
+logger = logging.getLogger(__name__)
+
+
+class SpanSchedulerMixin(Scheduler):
+    """What spans add to either scheduler of vLLM."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.hash_block_size != self.block_size:
+            raise ValueError(
+                f"spans need one block size: --hash-block-size {self.hash_block_size} differs from "
+                f"--block-size {self.block_size}; drop the flag"
+            )
+        self._config = SpansConfig.from_vllm_config(self.vllm_config)
+        self._tables = SpanBlockTables(self.kv_cache_manager)
+        self._preparation = Preparation(self._tables, self.block_size)
+        # Requests with spans that wait without a plan.
+        self._unplanned: set[str] = set()
+        # Requests that hold a block table while their rows run, in order of admission.
+        self._preparing: dict[str, Request] = {}
+        self._rows: list[Row] = []
+        self._span_stats = SpanStats()
+
+    # ---- vLLM's hooks -------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        spans = _spans_of(request)
+        if not is_new or spans is None:
+            return
+        if spans.keys is None:
+            self._span_stats.count_full(request, spans)
+        else:
+            self._unplanned.add(request.request_id)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._preparation.release_heads()
+        if not self._unplanned and not self._preparing:
+            return super().schedule(throttle_prefills)
+        self._rows = self._pick_rows(throttle_prefills)
+        with self._budget_without(self._rows):
+            return super().schedule(throttle_prefills)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        for data in scheduler_output.scheduled_new_reqs:
+            self._preparing.pop(data.req_id, None)
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self._preparing.pop(request_id, None)
+        if self._rows:
+            # vLLM looks every scheduled id up in its own requests, so rows come after it is done.
+            add_rows(scheduler_output, self._rows)
+            self.finished_req_ids.update(row.row_id for row in self._rows)
+            self._rows = []
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        spans = _spans_of(request)
+        if spans is not None and spans.todo:
+            return False
+        return self._lora_fits(request)
+
+    def _get_local_prefix_cache_hit(
+        self, request: Request
+    ) -> tuple[KVCacheBlocks, int, int, bool]:
+        if request.request_id in self._unplanned or request.request_id in self._preparing:
+            # In preparation with nothing in front of its own segment: its table is complete already.
+            return self.kv_cache_manager.empty_kv_cache_blocks, 0, 0, False
+        return super()._get_local_prefix_cache_hit(request)
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        if request.request_id in self._unplanned:
+            # No room for it yet: vLLM ends its scan here, so that nothing overtakes the request for ever.
+            return 0
+        return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        spans = _spans_of(request)
+        if spans is not None and spans.keys is not None:
+            self._forget_plan(request, spans)
+            if not request.is_finished():
+                self._unplanned.add(request.request_id)
+        super()._free_request_blocks(request)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        if reset_running_requests:
+            for request in reversed(list(self._preparing.values())):
+                self._put_back(request)
+        self._preparation.release_heads()
+        return super().reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.spans = self._span_stats.take()  # type: ignore[attr-defined]
+        return stats
+
+    # ---- rows ---------------------------------------------------------------------------------------------
+
+    def _pick_rows(self, throttle_prefills: bool) -> list[Row]:
+        """Choose the rows of this step, for requests in preparation first, then for waiting ones."""
+        if self._pause_state == PauseState.PAUSED_ALL:
+            return []
+        if throttle_prefills and any(not request.is_prefill_chunk for request in self.running):
+            return []
+        budget = self._row_budget()
+        rows: list[Row] = []
+        for request in list(self._preparing.values()):
+            rows += self._rows_of(request, budget)
+        if self._pause_state == PauseState.UNPAUSED and self._unplanned:
+            rows += self._plan_waiting(budget)
+        if not rows and not self.running:
+            self._break_deadlock()
+        return rows
+
+    def _row_budget(self) -> RowBudget:
+        """What this step has left after the running requests, which were admitted earlier."""
+        wanted = sum(
+            max(0, request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)
+            for request in self.running
+        )
+        running = len(self.running) + self.num_waiting_for_streaming_input
+        return RowBudget(
+            tokens=max(0, self.max_num_scheduled_tokens - wanted),
+            rows=max(0, self.max_num_running_reqs - running),
+            requests=max(0, self.max_num_active_reqs - running - len(self._preparing)),
+        )
+
+    def _plan_waiting(self, budget: RowBudget) -> list[Row]:
+        """Prepare waiting requests in queue order, as long as those in front of them have room too."""
+        rows: list[Row] = []
+        free = self._tables.num_free
+        ahead_blocks = 0
+        for request in list(self.waiting):
+            if budget.requests <= 0 or budget.tokens <= 0 or not self._unplanned:
+                break
+            if request.request_id not in self._unplanned:
+                if self._is_blocked_waiting_status(request.status):
+                    continue
+                budget.requests -= 1
+                budget.tokens -= request.num_tokens - request.num_computed_tokens
+                ahead_blocks += -(-request.num_tokens // self.block_size)
+                if ahead_blocks > free:
+                    break
+                continue
+            if not super()._handle_blocked_waiting_request(request):
+                continue
+            if request.num_stale_output_tokens and not request.drop_stale_output:
+                continue
+            if not self._lora_fits(request, rows):
+                continue
+            if not self._prepare(request, keep_free=ahead_blocks):
+                break
+            budget.requests -= 1
+            new_rows = self._rows_of(request, budget)
+            rows += new_rows
+            spans = _spans_of(request)
+            if spans is not None and not spans.todo:
+                budget.tokens -= request.num_tokens - request.num_computed_tokens
+        return rows
+
+    def _prepare(self, request: Request, keep_free: int) -> bool:
+        """Plan a request and give it its block table; False when blocks are short."""
+        spans = _spans_of(request)
+        assert spans is not None and spans.keys is not None
+        readable = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
+        plan = make_plan(
+            spans.layout,
+            spans.policy,
+            self.block_size,
+            request.num_tokens,
+            request.block_hashes,
+            spans.keys.span_keys,
+            lambda key: readable and self._tables.find(key) is not None,
+        )
+        watermark = self.kv_cache_manager.watermark_blocks if self.running else 0
+        if not self._tables.admit(request, plan, keep_free + watermark):
+            return False
+        self._preparation.begin(spans, plan)
+        self._unplanned.discard(request.request_id)
+        self._preparing[request.request_id] = request
+        request.num_computed_tokens = plan.resume_at
+        self.waiting.remove_requests([request])
+        self.deferred_waiting.discard(request)
+        self.kv_holding_waiting.add_request(request)
+        if request.prefill_stats is not None and request.num_preemptions == 0:
+            request.prefill_stats.set(
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_local_cached_tokens=plan.cached_tokens,
+                num_external_cached_tokens=0,
+            )
+        if plan.resume_at:
+            # vLLM records those that it sees without computed tokens.
+            self.kv_cache_manager.record_prefix_cache_stats(request, plan.cached_tokens)
+        self._span_stats.count_plan(spans)
+        if self._config.debug:
+            logger.info(
+                "%s: %d spans, %d of %d span tokens reused, %d isolated, %d gap tokens, %d segments, resumes at %d",
+                request.request_id,
+                len(spans.layout.spans),
+                plan.reused_tokens,
+                plan.lookup_tokens,
+                plan.isolated_tokens,
+                plan.gap_tokens,
+                len(plan.segments),
+                plan.resume_at,
+            )
+        return True
+
+    def _rows_of(self, request: Request, budget: RowBudget) -> list[Row]:
+        spans = _spans_of(request)
+        assert spans is not None
+        return self._preparation.take_rows(request, spans, budget, self._span_stats)
+
+    def _break_deadlock(self) -> None:
+        """Free the newest request in preparation when nothing can go on for want of blocks."""
+        stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
+        if len(stuck) == len(self._preparing) > 1:
+            self._put_back(stuck[-1])
+
+    def _put_back(self, request: Request) -> None:
+        """Take a request out of preparation, back to the head of the waiting queue, without its blocks."""
+        logger.debug("%s goes back to the waiting queue", request.request_id)
+        self.kv_holding_waiting.remove_requests([request])
+        self.waiting.remove_requests([request])
+        self.deferred_waiting.discard(request)
+        self._free_request_blocks(request)
+        request.num_computed_tokens = 0
+        self.waiting.prepend_request(request)
+
+    def _forget_plan(self, request: Request, spans: RequestSpans) -> None:
+        self._preparing.pop(request.request_id, None)
+        self._unplanned.discard(request.request_id)
+        self._preparation.abandon(spans)
+
+    # ---- budgets ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _budget_without(self, rows: list[Row]) -> Iterator[None]:
+        """Let vLLM's own step see the budgets less what the rows use."""
+        tokens, active = self.max_num_scheduled_tokens, self.max_num_active_reqs
+        self.max_num_scheduled_tokens = tokens - sum(row.end - row.start for row in rows)
+        self.max_num_active_reqs = min(active, self.max_num_running_reqs - len(rows))
+        try:
+            yield
+        finally:
+            self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, active
+
+    def _lora_fits(self, request: Request, rows: list[Row] | None = None) -> bool:
+        """Whether a step with this request needs no more adapters than the worker holds."""
+        if self.lora_config is None or request.lora_request is None:
+            return True
+        rows = self._rows if rows is None else rows
+        used = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        used.update(row.lora.lora_int_id for row in rows if row.lora)
+        used.update(r.lora_request.lora_int_id for r in self._preparing.values() if r.lora_request)
+        used.add(request.lora_request.lora_int_id)
+        return len(used) <= self.lora_config.max_loras
+
+    # ---- for `explain` ------------------------------------------------------------------------------------
+
+    def cached_block(self, key: bytes) -> KVCacheBlock | None:
+        """Block that holds the KV of a key, without touching it."""
+        return self._tables.find(key)
+
+
+def _spans_of(request: Request) -> RequestSpans | None:
+    return getattr(request, "vllm_spans", None)
+
+
+class SpanScheduler(SpanSchedulerMixin, Scheduler):
+    """vLLM's synchronous scheduler with spans."""
+
+
+class SpanAsyncScheduler(SpanSchedulerMixin, AsyncScheduler):
+    """vLLM's asynchronous scheduler with spans."""
+
+
+__all__ = ["SpanAsyncScheduler", "SpanScheduler", "SpanSchedulerMixin"]

@@ -1,0 +1,167 @@
+"""The gate: what an engine with spans handles. Everything else is refused at start-up, by name, with the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_spans.config import ENABLED_ENV
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SUPPORTED_VLLM = ("0.32.0",)
+
+SUPPORTED_ARCHITECTURES = frozenset(
+    {
+        "ArceeForCausalLM",
+        "GemmaForCausalLM",
+        "GPTNeoXForCausalLM",
+        "GraniteForCausalLM",
+        "InternLM2ForCausalLM",
+        "InternLM3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Olmo2ForCausalLM",
+        "OlmoForCausalLM",
+        "PhiForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "SmolLM3ForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+    }
+)
+"""Architectures whose attention rotates Q and K with one rotary module right before the attention, or never."""
+
+
+class GateError(ValueError):
+    """The engine cannot run with spans; the text says why and what to change."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a vLLM whose insides are not known.
+
+    Raises:
+        GateError: Another version than the pinned one.
+    """
+    if version.split("+")[0] not in SUPPORTED_VLLM:
+        raise GateError(
+            f"vllm_spans knows vLLM {', '.join(SUPPORTED_VLLM)}, this is {version}. Install vllm=="
+            f"{SUPPORTED_VLLM[-1]} or unset {ENABLED_ENV}."
+        )
+
+
+def check_config(config: VllmConfig) -> None:
+    """Refuse a model, feature or flag that spans do not handle.
+
+    Args:
+        config: The complete configuration of the engine.
+
+    Raises:
+        GateError: All that stands in the way, one line each.
+    """
+    reasons = [
+        *_model_reasons(config),
+        *_cache_reasons(config),
+        *_feature_reasons(config),
+        *_platform_reasons(),
+    ]
+    if reasons:
+        raise GateError(
+            "spans cannot be used with this engine:\n"
+            + "\n".join(f"  - {reason}" for reason in reasons)
+            + f"\nChange the above, or unset {ENABLED_ENV} to serve without spans."
+        )
+
+
+def _model_reasons(config: VllmConfig) -> list[str]:
+    model = config.model_config
+    reasons = []
+    if model.runner_type != "generate":
+        reasons.append(f"runner {model.runner_type!r}: spans need a generating model (--runner generate)")
+    if model.is_encoder_decoder:
+        reasons.append("encoder-decoder model: spans need a decoder-only model")
+    if model.use_mla:
+        reasons.append("multi-head latent attention (MLA): its cache holds no per-head K to leave un-rotated")
+    if model.has_inner_state or model.is_hybrid or model.is_attention_free:
+        reasons.append("state-space or hybrid model: its state cannot be reused at another position")
+    if model.uses_mrope:
+        reasons.append("multimodal RoPE (mRoPE): positions are not one number per token")
+    if model.is_multimodal_model:
+        reasons.append("multimodal model: serve the text-only checkpoint, or pass --language-model-only")
+    architecture = model.architecture
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        reasons.append(
+            f"architecture {architecture}: not among the verified ones ({', '.join(sorted(SUPPORTED_ARCHITECTURES))})"
+        )
+    text_config = model.hf_text_config
+    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    if rope_type not in ("default", "linear", "llama3", "yarn", "proportional"):
+        reasons.append(f"RoPE of type {rope_type!r}: its rotation depends on more than the position")
+    if _has_windows(config):
+        reasons.append(
+            "sliding-window or chunked attention layers: not handled on this platform yet; use a full-attention model"
+        )
+    return reasons
+
+
+def _has_windows(config: VllmConfig) -> bool:
+    text_config = config.model_config.hf_text_config
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    if any(kind != "full_attention" for kind in layer_types):
+        return True
+    return config.cache_config.sliding_window is not None
+
+
+def _cache_reasons(config: VllmConfig) -> list[str]:
+    cache = config.cache_config
+    reasons = []
+    if not cache.enable_prefix_caching:
+        reasons.append("prefix caching is off: drop --no-enable-prefix-caching")
+    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        reasons.append(f"--kv-cache-dtype {cache.cache_dtype}: not handled on this platform yet; use auto")
+    if getattr(cache, "kv_sharing_fast_prefill", False):
+        reasons.append("--kv-sharing-fast-prefill: gaps need every layer's K and V; drop the flag")
+    return reasons
+
+
+def _feature_reasons(config: VllmConfig) -> list[str]:
+    import vllm.envs as envs
+
+    parallel, scheduler = config.parallel_config, config.scheduler_config
+    reasons = []
+    if config.speculative_config is not None:
+        reasons.append("speculative decoding: its drafter reads rotated K; drop --speculative-config")
+    if config.kv_transfer_config is not None:
+        reasons.append("a KV connector: it would move un-rotated K; drop --kv-transfer-config")
+    if config.ec_transfer_config is not None:
+        reasons.append("an encoder-cache connector; drop --ec-transfer-config")
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        reasons.append(
+            "context parallelism: blocks are sharded over ranks; set both context-parallel sizes to 1"
+        )
+    if parallel.pipeline_parallel_size > 1:
+        reasons.append("pipeline parallelism: not verified; set --pipeline-parallel-size 1")
+    if not scheduler.enable_chunked_prefill:
+        reasons.append("chunked prefill is off: drop --no-enable-chunked-prefill")
+    if config.model_config.enable_prompt_embeds:
+        reasons.append("--enable-prompt-embeds: spans are keyed by token ids; drop the flag")
+    fused = getattr(config.compilation_config.pass_config, "fuse_rope_kvcache", False)
+    if fused:
+        reasons.append("the fused RoPE and KV-cache pass writes rotated K; set pass_config.fuse_rope_kvcache=false")
+    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+        reasons.append("vLLM's Rust front end bypasses the markup; unset VLLM_USE_RUST_FRONTEND")
+    return reasons
+
+
+def _platform_reasons() -> list[str]:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return []
+    return [f"platform {current_platform.device_type!r}: the attention backend is there for CPU alone so far"]

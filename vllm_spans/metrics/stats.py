@@ -1,0 +1,60 @@
+"""What the scheduler counts about spans between two reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from vllm_spans.core.plan import SegmentKind
+    from vllm_spans.core.request_spans import RequestSpans
+
+
+class SpanStats:
+    """Increments by name; names with a label are written ``name/label``.
+
+    ``lookup = reused + isolated`` holds for every report: the three are counted together, once per request, when
+    it is first admitted. A re-plan after a preemption is not counted again.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def count_plan(self, spans: RequestSpans) -> None:
+        """Count an admitted plan, the first time."""
+        if spans.counted or spans.plan is None:
+            return
+        spans.counted = True
+        plan = spans.plan
+        self._counts["requests/spans"] += 1
+        self._counts["lookup_tokens"] += plan.lookup_tokens
+        self._counts["reused_tokens/gpu"] += plan.reused_tokens
+        self._counts["isolated_tokens"] += plan.isolated_tokens
+        self._counts[f"gap_tokens/{spans.policy.name}"] += plan.gap_tokens
+        self._counts["pad_tokens"] += spans.pad_tokens
+
+    def count_full(self, request: Request, spans: RequestSpans) -> None:
+        """Count a request under policy ``full``: all its span tokens are computed in context."""
+        if spans.counted:
+            return
+        spans.counted = True
+        self._counts["requests/full"] += 1
+        self._counts["gap_tokens/full"] += sum(len(span) for span in spans.layout.spans)
+        self._counts["pad_tokens"] += spans.pad_tokens
+
+    def count_segment(self, kind: SegmentKind) -> None:
+        """Count a segment whose last token is scheduled."""
+        self._counts[f"segments/{kind.value}"] += 1
+
+    def count_heads(self, tokens: int) -> None:
+        """Count tokens under a gap that are computed in isolation for the blocks behind them."""
+        self._counts["isolated_head_tokens"] += tokens
+
+    def take(self) -> dict[str, int] | None:
+        """Increments since the last call, ``None`` when there are none."""
+        if not self._counts:
+            return None
+        counts, self._counts = dict(self._counts), Counter()
+        return counts

@@ -1,0 +1,252 @@
+"""Patches of the engine: configuration, request keys, request checks, scheduler stats, ``explain``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm_spans.config import SpansConfig
+from vllm_spans.core.layout import SPAN_ARGS, SpanLayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_BLOCK = {"cpu": 32, "cuda": 16}
+
+
+def apply() -> None:
+    """Apply all patches of this module."""
+    _extend_scheduler_stats()
+    _patch_engine_config()
+    _patch_block_hasher()
+    _patch_process_inputs()
+    _add_explain()
+    _register_attention()
+
+
+def _patch_engine_config() -> None:
+    """``EngineArgs.create_engine_config``: the only place that sees all flags before and the whole result after."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    stock = EngineArgs.create_engine_config
+
+    @functools.wraps(stock)
+    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        from vllm.platforms import current_platform
+
+        spans = SpansConfig.from_sources(os.environ, self.additional_config)
+        if self.block_size is None:
+            self.block_size = _SMALLEST_BLOCK.get(current_platform.device_type)  # type: ignore[assignment]
+        config = stock(self, *args, **kwargs)
+        install_into(config, spans)
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def install_into(config: VllmConfig, spans: SpansConfig) -> None:
+    """Check a finished configuration and make its engine one with spans.
+
+    Args:
+        config: Changed in place.
+        spans: Settings from the environment and ``additional_config``.
+
+    Raises:
+        GateError: The engine cannot run with spans.
+        SpansConfigError: A setting does not fit the engine.
+    """
+    from vllm_spans.gate import check_config
+
+    check_config(config)
+    spans = spans.resolve(config.cache_config.block_size)
+    scheduler = config.scheduler_config
+    if scheduler.scheduler_cls is not None:
+        from vllm_spans.gate import GateError
+
+        raise GateError(
+            f"--scheduler-cls {scheduler.scheduler_cls} and spans: both replace the scheduler; drop the flag"
+        )
+    name = "SpanAsyncScheduler" if scheduler.async_scheduling else "SpanScheduler"
+    scheduler.scheduler_cls = f"vllm_spans.core.scheduler.{name}"
+    config.parallel_config.worker_cls = "vllm_spans.attention.worker.SpansCPUWorker"
+    assert isinstance(config.additional_config, dict)
+    config.additional_config["spans"] = spans.to_dict()
+    logger.info(
+        "spans are on: gap policy %s, gap length %s, block size %d",
+        spans.gap_policy,
+        spans.gap_length,
+        config.cache_config.block_size,
+    )
+
+
+def _patch_block_hasher() -> None:
+    """``get_request_block_hasher`` as the engine core sees it: requests with spans get their own keys at once."""
+    from vllm.v1.engine import core
+
+    stock_factory = core.get_request_block_hasher
+
+    @functools.wraps(stock_factory)
+    def get_request_block_hasher(
+        hash_block_size: int, caching_hash_fn: Callable[[Any], bytes]
+    ) -> Callable[[Any], list[Any]]:
+        from vllm_spans.core.request_spans import SpanHasher
+
+        stock = stock_factory(hash_block_size, caching_hash_fn)
+        config, model = _engine_identity()
+        return SpanHasher(stock, hash_block_size, caching_hash_fn, config, model)
+
+    core.get_request_block_hasher = get_request_block_hasher
+
+    stock_init = core.EngineCore.__init__
+
+    @functools.wraps(stock_init)
+    def __init__(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        _identity.append((SpansConfig.from_vllm_config(vllm_config), model_fingerprint(vllm_config)))
+        try:
+            stock_init(self, vllm_config, *args, **kwargs)
+        finally:
+            _identity.pop()
+
+    core.EngineCore.__init__ = __init__  # type: ignore[method-assign]
+
+
+_identity: list[tuple[SpansConfig, str]] = []
+
+
+def _engine_identity() -> tuple[SpansConfig, str]:
+    return _identity[-1]
+
+
+def model_fingerprint(config: VllmConfig) -> str:
+    """Name of what makes KV of one engine fit another: model, revision, dtype and RoPE geometry.
+
+    Returns:
+        A hex digest, equal in every process and replica with the same model.
+    """
+    model = config.model_config
+    text_config = model.hf_text_config
+    parts = {
+        "model": model.served_model_name if isinstance(model.served_model_name, str) else model.model,
+        "revision": model.revision,
+        "dtype": str(model.dtype),
+        "rope": getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None),
+        "theta": getattr(text_config, "rope_theta", None),
+        "quantization": model.quantization,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _patch_process_inputs() -> None:
+    """``InputProcessor.process_inputs``: every request passes here before the engine core, where a bad layout
+    would be too late to answer with an error of the request's own."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    stock = InputProcessor.process_inputs
+
+    @functools.wraps(stock)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = stock(self, *args, **kwargs)
+        params = request.sampling_params
+        if params is not None and params.extra_args and not params.extra_args.keys().isdisjoint(SPAN_ARGS):
+            try:
+                check_request(request, self.vllm_config)
+            except SpanLayoutError as error:
+                raise VLLMValidationError(str(error), parameter=error.param) from error
+        return request
+
+    InputProcessor.process_inputs = process_inputs  # type: ignore[method-assign]
+
+
+def check_request(request: Any, config: VllmConfig) -> None:
+    """Refuse a request whose spans the engine cannot serve.
+
+    Args:
+        request: An ``EngineCoreRequest``.
+        config: Of the engine.
+
+    Raises:
+        SpanLayoutError: Names the part at fault.
+    """
+    from vllm_spans.core.request_spans import read_spans
+
+    block_size = config.cache_config.block_size
+    if request.prompt_token_ids is None:
+        raise SpanLayoutError("spans need a prompt of token ids, not of embeddings", "prompt_embeds")
+    num_tokens = len(request.prompt_token_ids)
+    spans = read_spans(
+        request.sampling_params.extra_args, num_tokens, block_size, SpansConfig.from_vllm_config(config)
+    )
+    if spans is None:
+        return
+    if request.sampling_params.prompt_logprobs is not None:
+        raise SpanLayoutError(
+            "prompt_logprobs are not available with spans: reused tokens are not computed", "prompt_logprobs"
+        )
+    if request.mm_features:
+        raise SpanLayoutError("spans and multimodal inputs cannot be in one request", "messages")
+    if request.resumable:
+        raise SpanLayoutError("spans and streaming input cannot be in one request", "prompt")
+    heads = spans.policy.gap_length // block_size
+    have = config.cache_config.num_gpu_blocks
+    need = -(-(num_tokens + 1) // block_size) + heads + 1
+    if have and need > have:
+        raise SpanLayoutError(
+            f"the request needs {need} KV blocks of {block_size} tokens, the engine has {have}", "messages"
+        )
+
+
+def _extend_scheduler_stats() -> None:
+    """``SchedulerStats.spans``: the counters' way from the engine core to ``/metrics``.
+
+    The class itself is extended: msgspec decodes what the field's declared type names.
+    """
+    from vllm.v1.metrics import stats
+
+    cls = stats.SchedulerStats
+    if "spans" in cls.__dataclass_fields__:
+        return
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            setattr(cls, field.name, dataclasses.field(default_factory=field.default_factory))
+    cls.__annotations__["spans"] = dict[str, int] | None
+    cls.spans = None  # type: ignore[attr-defined]
+    dataclasses.dataclass(cls)
+
+
+def _add_explain() -> None:
+    """``EngineCore.spans_explain``: a utility call for the API server; vLLM has nothing of the kind."""
+    from vllm.v1.engine.core import EngineCore
+
+    def spans_explain(
+        self: EngineCore,
+        token_ids: list[int],
+        extra_args: dict[str, Any] | None,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+    ) -> dict[str, Any]:
+        from vllm_spans.core.explain import explain_request
+
+        return explain_request(self, token_ids, extra_args, cache_salt, lora_name)
+
+    EngineCore.spans_explain = spans_explain  # type: ignore[attr-defined]
+
+
+def _register_attention() -> None:
+    """``CPU_ATTN``: vLLM's registry takes an override; the CPU platform always picks this name."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if current_platform.is_cpu():
+        register_backend(
+            AttentionBackendEnum.CPU_ATTN, "vllm_spans.attention.cpu_backend.SpansCPUAttentionBackend"
+        )
