@@ -64,11 +64,7 @@ class SpanSchedulerMixin(Scheduler):
         is_new = request.request_id not in self.requests
         super().add_request(request)
         spans = _spans_of(request)
-        if not is_new or spans is None:
-            return
-        if spans.keys is None:
-            self._span_stats.count_full(request, spans)
-        else:
+        if is_new and spans is not None and spans.keys is not None:
             self._unplanned.add(request.request_id)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -83,6 +79,9 @@ class SpanSchedulerMixin(Scheduler):
         super()._update_after_schedule(scheduler_output)
         for data in scheduler_output.scheduled_new_reqs:
             self._preparing.pop(data.req_id, None)
+            spans = _spans_of(self.requests[data.req_id])
+            if spans is not None and spans.keys is None:
+                self._span_stats.count_full(spans, data.num_computed_tokens)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._preparing.pop(request_id, None)
         if self._rows:

@@ -6,9 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
-    from vllm_spans.core.plan import SegmentKind
+    from vllm_spans.core.plan import ReusePlan, SegmentKind
     from vllm_spans.core.request_spans import RequestSpans
 
 
@@ -28,20 +26,24 @@ class SpanStats:
             return
         spans.counted = True
         plan = spans.plan
-        self._counts["requests/spans"] += 1
+        self._counts[f"requests/{_outcome(plan)}"] += 1
         self._counts["lookup_tokens"] += plan.lookup_tokens
         self._counts["reused_tokens/gpu"] += plan.reused_tokens
         self._counts["isolated_tokens"] += plan.isolated_tokens
         self._counts[f"gap_tokens/{spans.policy.name}"] += plan.gap_tokens
         self._counts["pad_tokens"] += spans.pad_tokens
 
-    def count_full(self, request: Request, spans: RequestSpans) -> None:
-        """Count a request under policy ``full``: all its span tokens are computed in context."""
+    def count_full(self, spans: RequestSpans, num_cached_tokens: int) -> None:
+        """Count an admitted request under policy ``full``: span tokens past the prefix hit are recomputed."""
         if spans.counted:
             return
         spans.counted = True
         self._counts["requests/full"] += 1
-        self._counts["gap_tokens/full"] += sum(len(span) for span in spans.layout.spans)
+        self._counts["gap_tokens/full"] += sum(
+            span.end - max(span.start, num_cached_tokens)
+            for span in spans.layout.spans
+            if span.end > num_cached_tokens
+        )
         self._counts["pad_tokens"] += spans.pad_tokens
 
     def count_segment(self, kind: SegmentKind) -> None:
@@ -58,3 +60,11 @@ class SpanStats:
             return None
         counts, self._counts = dict(self._counts), Counter()
         return counts
+
+
+def _outcome(plan: ReusePlan) -> str:
+    if not plan.lookup_tokens:
+        return "gaps_only"
+    if not plan.isolated_tokens:
+        return "warm"
+    return "partial" if plan.reused_tokens else "cold"
