@@ -50,7 +50,9 @@ class Case:
         """The layout alone."""
         return {"span_starts": self.span_starts, "cross_span_starts": self.cross_span_starts}
 
-    def request(self, policy: str | None = None, gap_length: int | None = None, **extra: Any) -> dict[str, Any]:
+    def request(
+        self, policy: str | None = None, gap_length: int | None = None, **extra: Any
+    ) -> dict[str, Any]:
         """The request in the worker's form.
 
         Args:
@@ -76,11 +78,13 @@ def documents(rng: random.Random, count: int, blocks: tuple[int, int] = (1, 6)) 
     return [tokens(rng, BLOCK * rng.randint(*blocks)) for _ in range(count)]
 
 
-def random_case(rng: random.Random, pool: list[list[int]], max_spans: int = 8, max_blocks: int = 40) -> Case:
+def random_case(
+    rng: random.Random, pool: list[list[int]], max_spans: int = 8, max_blocks: int = 40
+) -> Case:
     """A random layout over documents of ``pool``.
 
-    The prefix may be empty, spans are adjacent or have cross segments between them, one document may come twice, and
-    the tail is marked or unmarked, short, longer than a block, or absent.
+    The prefix may be empty, spans are adjacent or have cross segments between them, one document may
+    come twice, and the tail is marked or unmarked, short, longer than a block, or absent.
     """
     case = Case()
     if rng.random() < 0.7:
@@ -95,7 +99,9 @@ def random_case(rng: random.Random, pool: list[list[int]], max_spans: int = 8, m
     tail = rng.choice(["none", "none", "short", "short", "block", "long", "unmarked"])
     if tail == "none":
         return case
-    text = tokens(rng, {"short": rng.randint(1, 31), "block": 32, "long": rng.randint(33, 90)}.get(tail, 20))
+    text = tokens(
+        rng, {"short": rng.randint(1, 31), "block": 32, "long": rng.randint(33, 90)}.get(tail, 20)
+    )
     if tail == "unmarked":
         case.tokens += text
     else:

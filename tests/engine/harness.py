@@ -32,7 +32,9 @@ def engine_env(spans: bool, **extra: str) -> dict[str, str]:
     Returns:
         A full environment.
     """
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_V1_SPANS", "VLLM_PLUGINS"))}
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(("VLLM_V1_SPANS", "VLLM_PLUGINS"))
+    }
     env.update(
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -72,7 +74,7 @@ class Engine:
         setup: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.worker"],
             stdin=subprocess.PIPE,
@@ -85,7 +87,7 @@ class Engine:
         )
         options = {
             "model": model,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not (Path(model) / "tokenizer.json").exists(),
             "enforce_eager": True,
             "dtype": "float32",
             "max_model_len": 4096,
@@ -231,8 +233,9 @@ class EnginePool:
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
     """Largest gap between two answers' log-probabilities.
 
-    Two greedy answers may part where two tokens are equally likely within the noise: such a step still counts with its
-    gap, and what follows it is another text and is not compared. Answers that part with a larger gap show that gap.
+    Two greedy answers may part where two tokens are equally likely within the noise: such a step
+    still counts with its gap, and what follows it is another text and is not compared. Answers that
+    part with a larger gap show that gap.
 
     Args:
         first: A result of :meth:`Engine.one`.

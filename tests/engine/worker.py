@@ -1,7 +1,7 @@
 """One vLLM engine in its own process, driven over JSON lines.
 
-The plugin is per process, so a stock engine, a fresh engine and one with a tiny KV cache can only be compared across
-processes. Run as ``python -m tests.engine.worker``; :mod:`tests.engine.harness` is the other end.
+The plugin is per process, so a stock engine, a fresh engine and one with a tiny KV cache can only be
+compared across processes. Run as ``python -m tests.engine.worker``; :mod:`tests.engine.harness` is the other end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class Worker:
         """Classes in use and the size of the KV cache."""
         config = self.scheduler.vllm_config
         return {
-            "scheduler": [
-                f"{c.__module__}.{c.__qualname__}" for c in type(self.scheduler).__mro__
-            ],
+            "scheduler": [f"{c.__module__}.{c.__qualname__}" for c in type(self.scheduler).__mro__],
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,
             "async_scheduling": config.scheduler_config.async_scheduling,
@@ -71,7 +69,9 @@ class Worker:
         """Call ``module:function`` with this worker first."""
         return load(target)(self, **kwargs)
 
-    def op_run(self, requests: list[dict[str, Any]], events: list[dict[str, Any]], max_steps: int) -> Any:
+    def op_run(
+        self, requests: list[dict[str, Any]], events: list[dict[str, Any]], max_steps: int
+    ) -> Any:
         """Run a scripted workload to its end.
 
         Args:
@@ -94,7 +94,9 @@ class Worker:
             while pending and pending[0]["at"] <= step:
                 log.append(self.event(pending.pop(0)))
             if not self.engine.has_unfinished_requests():
-                step = min([r.get("at", 0) for r in waiting] + [e["at"] for e in pending], default=step)
+                step = min(
+                    [r.get("at", 0) for r in waiting] + [e["at"] for e in pending], default=step
+                )
                 continue
             self.collect(results)
             step += 1
@@ -222,7 +224,7 @@ def load(target: str) -> Any:
 
 def main() -> None:
     """Serve operations from stdin until it ends."""
-    # vLLM and its libraries print to stdout, so the protocol keeps a copy and stdout becomes stderr.
+    # vLLM and its libraries print to stdout: the protocol keeps a copy, and stdout becomes stderr.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     worker: Worker | None = None

@@ -1,4 +1,4 @@
-"""Tiny random models, saved as Hugging Face folders, one per rotary form the engine must get right."""
+"""Tiny random models as Hugging Face folders, one per rotary form the engine must get right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _COMMON: dict[str, Any] = {
 
 def _llama(**extra: Any) -> Any:
     return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**{**_COMMON, "head_dim": 32, **extra})
+        transformers.LlamaConfig(
+            # Long enough for 256 spans of two blocks.
+            **{**_COMMON, "max_position_embeddings": 32768, "head_dim": 32, **extra}
+        )
     )
 
 
@@ -43,7 +46,8 @@ def _llama3_rope() -> Any:
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 256,
-        }
+        },
+        max_position_embeddings=8192,
     )
 
 
@@ -54,7 +58,8 @@ def _yarn_rope() -> Any:
             "rope_theta": 10000.0,
             "factor": 16.0,
             "original_max_position_embeddings": 512,
-        }
+        },
+        max_position_embeddings=8192,
     )
 
 

@@ -1,8 +1,7 @@
-"""Segmented-span prefill in plain transformers, written from the definition and sharing no code with the engine.
+"""Segmented-span prefill in plain transformers; it shares no code with the engine.
 
-The definition (the design's section 2 and 3, in tokens): a plus span's KV is that of the span computed alone from
-position 0, its keys moved to their place by rotation; the first ``k`` tokens of each span are computed again in
-context; the prefix and the cross segments see everything before them in its final state.
+The definition: a plus span's KV is that of the span computed alone from position 0, its keys moved to
+their place by rotation; the first ``k`` tokens of each span are computed again in context; the prefix and the cross segments see everything before them in its final state.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class Oracle:
     Args:
         model: A model folder, or a loaded causal LM.
         block_size: KV block size of the engine it is compared with.
-        interleaved: Whether rotary pairs are neighbours (GPT-J style) instead of halves (NeoX style).
+        interleaved: Whether rotary pairs are neighbours (GPT-J style), not halves (NeoX style).
     """
 
     def __init__(self, model: Any, block_size: int = 32, interleaved: bool = False) -> None:
@@ -149,7 +148,7 @@ class Oracle:
     # -- rotation -----------------------------------------------------------------------------
 
     def rotary_layers(self) -> list[bool]:
-        """Which layers rotate their keys: a layer without RoPE has the same keys at any position."""
+        """Which layers rotate: a layer without RoPE has the same keys at any position."""
         if self._rotary_layers is None:
             probe = [5, 9, 7, 11, 6, 8, 10, 4]
             here, there = self.forward(probe)[1], self.forward(probe, 97)[1]
@@ -273,7 +272,9 @@ class Oracle:
         logprobs, _ = self.forward(rows, len(tokens) - 1, state)
         return logprobs
 
-    def greedy(self, tokens: Sequence[int], count: int, **layout: Any) -> tuple[list[int], list[float]]:
+    def greedy(
+        self, tokens: Sequence[int], count: int, **layout: Any
+    ) -> tuple[list[int], list[float]]:
         """Greedy continuation of ``count`` tokens and the log-probability of each."""
         logprobs, state = self.prefill(tokens, **layout)
         answer: list[int] = []
