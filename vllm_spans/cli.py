@@ -150,7 +150,7 @@ def build_launch(arguments: Sequence[str], environ: Mapping[str, str]) -> Launch
             passed, "--enforce-eager", "--no-enforce-eager", "--compilation-config", "-O", "-cc"
         ):
             passed.append("--enforce-eager")
-    server = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+    server = [sys.executable, "-m", "vllm_spans.launch", "serve"]
     return Launch(server + ([model] if model is not None else []) + passed, child)
 
 
