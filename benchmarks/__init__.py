@@ -1,0 +1,1 @@
+"""Benchmarks against stock vLLM; not part of the installed package."""

