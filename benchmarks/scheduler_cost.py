@@ -71,7 +71,7 @@ class Steps:
         return any(request.num_output_tokens == 0 for request in self.scheduler.running)
 
     def step(self) -> float:
-        """Run one step; returns the seconds that the scheduler took, without the simulated model."""
+        """Run one step; returns the seconds of the scheduler, without the simulated model."""
         begin = time.perf_counter()
         scheduled = self.scheduler.schedule()
         between = time.perf_counter()
