@@ -16,8 +16,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_spans.config import SpansConfig
 from vllm_spans.core.block_tables import SpanBlockTables
+from vllm_spans.core.identity import announce
 from vllm_spans.core.plan import make_plan
 from vllm_spans.core.preparation import Preparation, RowBudget
 from vllm_spans.core.rows import add_rows
@@ -48,7 +48,7 @@ class SpanSchedulerMixin(Scheduler):
                 f"spans need one block size: --hash-block-size {self.hash_block_size} differs from "
                 f"--block-size {self.block_size}; drop the flag"
             )
-        self._config = SpansConfig.from_vllm_config(self.vllm_config)
+        self._config = announce(self.vllm_config).config
         self._tables = SpanBlockTables(self.kv_cache_manager)
         self._preparation = Preparation(self._tables, self.block_size)
         # Requests with spans that wait without a plan.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -98,51 +96,14 @@ def _patch_block_hasher() -> None:
     def get_request_block_hasher(
         hash_block_size: int, caching_hash_fn: Callable[[Any], bytes]
     ) -> Callable[[Any], list[Any]]:
+        from vllm_spans.core.identity import last_announced
         from vllm_spans.core.request_spans import SpanHasher
 
         stock = stock_factory(hash_block_size, caching_hash_fn)
-        config, model = _engine_identity()
-        return SpanHasher(stock, hash_block_size, caching_hash_fn, config, model)
+        identity = last_announced()
+        return SpanHasher(stock, hash_block_size, caching_hash_fn, identity.config, identity.model)
 
     core.get_request_block_hasher = get_request_block_hasher
-
-    stock_init = core.EngineCore.__init__
-
-    @functools.wraps(stock_init)
-    def __init__(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        _identity.append((SpansConfig.from_vllm_config(vllm_config), model_fingerprint(vllm_config)))
-        try:
-            stock_init(self, vllm_config, *args, **kwargs)
-        finally:
-            _identity.pop()
-
-    core.EngineCore.__init__ = __init__  # type: ignore[method-assign]
-
-
-_identity: list[tuple[SpansConfig, str]] = []
-
-
-def _engine_identity() -> tuple[SpansConfig, str]:
-    return _identity[-1]
-
-
-def model_fingerprint(config: VllmConfig) -> str:
-    """Name of what makes KV of one engine fit another: model, revision, dtype and RoPE geometry.
-
-    Returns:
-        A hex digest, equal in every process and replica with the same model.
-    """
-    model = config.model_config
-    text_config = model.hf_text_config
-    parts = {
-        "model": model.served_model_name if isinstance(model.served_model_name, str) else model.model,
-        "revision": model.revision,
-        "dtype": str(model.dtype),
-        "rope": getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None),
-        "theta": getattr(text_config, "rope_theta", None),
-        "quantization": model.quantization,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _patch_process_inputs() -> None:
