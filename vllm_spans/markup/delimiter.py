@@ -29,6 +29,8 @@ def split_delimited(text: str, delimiter: str, param: str) -> list[TextPiece]:
         MarkupError: A single delimiter, which begins a span that nothing ends.
     """
     parts = text.split(delimiter)
+    if len(parts) == 1:
+        return [TextPiece(text, False, param)]
     if len(parts) == 2:
         raise MarkupError(
             f"one delimiter {delimiter!r} alone marks nothing: a span stands between two of them",

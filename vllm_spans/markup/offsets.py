@@ -127,7 +127,6 @@ def _laid_out(
     kinds.update(dict.fromkeys(cross, "cross"))
     borders = [*sorted(kinds), len(token_ids)]
     pieces = tuple(
-        LaidPiece(kinds[start], start, end, 0)
-        for start, end in itertools.pairwise(borders)
+        LaidPiece(kinds[start], start, end, 0) for start, end in itertools.pairwise(borders)
     )
     return MarkedPrompt(list(token_ids), pieces, None, pads)

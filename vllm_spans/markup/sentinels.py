@@ -189,9 +189,7 @@ def _take_frames(plain: str, regions: list[_Region]) -> None:
     documents = [region for region in regions if region.source.group == "documents"]
     if len(documents) < 2 or documents != regions[regions.index(documents[0]) :][: len(documents)]:
         return
-    between = {
-        plain[left.end : right.start] for left, right in itertools.pairwise(documents)
-    }
+    between = {plain[left.end : right.start] for left, right in itertools.pairwise(documents)}
     if len(between) != 1:
         return
     frame = between.pop()

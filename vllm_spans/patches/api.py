@@ -12,6 +12,23 @@ from typing import Any
 
 _MARK = "__vllm_spans_stock__"
 
+PATCHED: list[str] = [
+    "vllm.renderers.online_renderer:OnlineRenderer.warmup",
+    "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat",
+    "vllm.renderers.online_renderer:OnlineRenderer._make_request_with_harmony",
+    "vllm.renderers.online_renderer:OnlineRenderer.preprocess_completion",
+    "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_sampling_params",
+    "vllm.entrypoints.openai.completion.protocol:CompletionRequest.to_sampling_params",
+    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion",
+    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.create_completion",
+    "vllm.entrypoints.openai.chat_completion.batch_serving:"
+    "OpenAIServingChatBatch.render_batch_chat_request",
+    "vllm.entrypoints.openai.chat_completion.batch_serving:"
+    "OpenAIServingChatBatch.create_batch_chat_completion",
+    "vllm.entrypoints.launchers.app:register_api_routers",
+]
+"""``module:attribute`` of each replaced symbol, as in `vllm_spans.patches`."""
+
 
 def apply() -> None:
     """Apply the API server's patches; a second call changes nothing."""
