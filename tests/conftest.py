@@ -121,8 +121,8 @@ def tiny_cache_engine(engines: Any, tiny_model: str) -> Any:
     """The plugin's engine with room for few blocks, few tokens a step and few rows."""
     return engines.get(
         tiny_model,
-        num_gpu_blocks_override=72,
-        max_model_len=2048,
+        num_gpu_blocks_override=44,
+        max_model_len=1280,
         max_num_batched_tokens=192,
         max_num_seqs=4,
     )

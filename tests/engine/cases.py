@@ -83,8 +83,8 @@ def random_case(
 ) -> Case:
     """A random layout over documents of ``pool``.
 
-    The prefix may be empty, spans are adjacent or have cross segments between them, one document may
-    come twice, and the tail is marked or unmarked, short, longer than a block, or absent.
+    The prefix may be empty, spans are adjacent or have cross segments between them, one document
+    may come twice, and the tail is marked or unmarked, short, longer than a block, or absent.
     """
     case = Case()
     if rng.random() < 0.7:

@@ -62,17 +62,19 @@ def test_warm_requests_do_reuse(spans_engine: Engine) -> None:
     assert spans_engine.one(second.request())["cached"] == len(second.tokens) // BLOCK * BLOCK
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_tiny_cache(spans_engine: Engine, tiny_cache_engine: Engine, seed: int) -> None:
-    """Real eviction and real preemption: many requests over a pool that holds two of them."""
+    """Real eviction and real preemption: many requests over a pool that holds two or three."""
     rng = random.Random(1000 + seed)
     pool = documents(rng, 6, (1, 5))
-    cases = [random_case(rng, pool, max_spans=5, max_blocks=26) for _ in range(10)]
+    cases = [random_case(rng, pool, max_spans=4, max_blocks=20) for _ in range(8)]
     how = POLICIES[seed % 3]
     requests = [
-        case.request(**how, max_tokens=rng.randint(4, 48), at=rng.randrange(30)) for case in cases
+        case.request(**how, max_tokens=rng.randint(30, 100), at=rng.randrange(20)) for case in cases
     ]
-    got = tiny_cache_engine.many(requests)
+    run = tiny_cache_engine.run(requests)
+    assert run["preemptions"] > 0, "the cache is too large for this test"
+    got = [run["results"][f"r{i}"] for i in range(len(requests))]
     for case, request, answer in zip(cases, requests, got, strict=True):
         spans_engine.reset()
         expected = spans_engine.one({**request, "at": 0})
@@ -96,14 +98,14 @@ def test_one_key_means_one_content(spans_engine: Engine) -> None:
     This sees contextual KV under a context-free key even where no later request would read it.
     """
     rng = random.Random(9)
-    pool = documents(rng, 4)
+    pool = documents(rng, 6, (2, 6))
     cases = [random_case(rng, pool, max_spans=5, max_blocks=30) for _ in range(6)]
     histories = []
     for order in (cases, cases[::-1]):
         spans_engine.reset()
         for case in order:
             spans_engine.many([case.request(), reordered(case, rng).request()])
-            spans_engine.call("tests.engine.probes:evict_some", share=0.2, seed=rng.randrange(999))
+            spans_engine.call("tests.engine.probes:evict_some", share=0.1, seed=rng.randrange(999))
         histories.append(spans_engine.call("tests.engine.probes:kv_by_key"))
     first, second = histories
     shared = first.keys() & second.keys()

@@ -1,7 +1,8 @@
 """One vLLM engine in its own process, driven over JSON lines.
 
-The plugin is per process, so a stock engine, a fresh engine and one with a tiny KV cache can only be
-compared across processes. Run as ``python -m tests.engine.worker``; :mod:`tests.engine.harness` is the other end.
+The plugin is per process, so a stock engine, a fresh engine and one with a tiny KV cache can only
+be compared across processes. Run as ``python -m tests.engine.worker``; the other end is
+:mod:`tests.engine.harness`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,34 @@ class Worker:
         self.llm = LLM(**kwargs)
         self.engine = self.llm.llm_engine
         self.loras: dict[str, Any] = {}
+        self.preemptions = 0
+        self._count_preemptions()
+        self._add_stat_loggers()
+
+    def _count_preemptions(self) -> None:
+        stock = self.scheduler._preempt_request
+
+        def preempt(*args: Any, **kwargs: Any) -> Any:
+            self.preemptions += 1
+            return stock(*args, **kwargs)
+
+        self.scheduler._preempt_request = preempt
+
+    def _add_stat_loggers(self) -> None:
+        """Load stat logger plugins, which vLLM does in its server only."""
+        from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
+        from vllm.v1.metrics.loggers import PerEngineStatLoggerAdapter
+
+        if self.engine.logger_manager is None:
+            return
+        for factory in load_plugins_by_group(STAT_LOGGER_PLUGINS_GROUP).values():
+            self.engine.logger_manager.stat_loggers.append(
+                PerEngineStatLoggerAdapter(
+                    vllm_config=self.engine.vllm_config,
+                    engine_indexes=[0],
+                    per_engine_stat_logger_factory=factory,
+                )
+            )
 
     @property
     def scheduler(self) -> Any:
@@ -82,7 +111,7 @@ class Worker:
         waiting = sorted(requests, key=lambda r: r.get("at", 0))
         pending = sorted(events, key=lambda e: e["at"])
         results: dict[str, Any] = {r["id"]: {"steps": 0, "outputs": []} for r in requests}
-        step = 0
+        step = self.preemptions = 0
         log: list[Any] = []
         while waiting or pending or self.engine.has_unfinished_requests():
             while waiting and waiting[0].get("at", 0) <= step:
@@ -110,7 +139,12 @@ class Worker:
                     )
                 )
         self.drain()
-        return {"results": results, "steps": step, "events": log}
+        return {
+            "results": results,
+            "steps": step,
+            "events": log,
+            "preemptions": self.preemptions,
+        }
 
     # -- helpers ------------------------------------------------------------------------------
 

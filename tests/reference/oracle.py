@@ -1,7 +1,8 @@
 """Segmented-span prefill in plain transformers; it shares no code with the engine.
 
-The definition: a plus span's KV is that of the span computed alone from position 0, its keys moved to
-their place by rotation; the first ``k`` tokens of each span are computed again in context; the prefix and the cross segments see everything before them in its final state.
+The definition: a plus span's KV is that of the span computed alone from position 0, its keys moved
+to their place by rotation; the first ``k`` tokens of each span are computed again in context; the
+prefix and the cross segments see everything before them in its final state.
 """
 
 from __future__ import annotations
