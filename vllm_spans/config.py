@@ -70,14 +70,13 @@ class SpansConfig:
             SpansConfigError: An unknown name, or a value of the wrong type or out of range.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        known = ", ".join(ENV_PREFIX + name.upper() for name in ("enabled", *fields))
         values: dict[str, Any] = {}
         for variable, text in environ.items():
             if not variable.startswith(ENV_PREFIX) or variable == ENABLED_ENV:
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in fields:
-                raise SpansConfigError(f"{variable} is not a setting of vllm_spans. Known: {known}.")
+                raise SpansConfigError(f"{variable} is not a setting of vllm_spans. Known: {', '.join(setting_names())}.")
             if text != "":
                 values[name] = _parse(name, text, variable)
         given = (additional_config or {}).get("spans", {})
@@ -148,6 +147,11 @@ class SpansConfig:
             raise SpansConfigError(
                 f"{ENV_PREFIX}TOKEN_CROSS is set without {ENV_PREFIX}TOKEN_PLUS; set both or neither."
             )
+
+
+def setting_names() -> tuple[str, ...]:
+    """Environment variables that are understood."""
+    return (ENABLED_ENV, *(ENV_PREFIX + field.name.upper() for field in dataclasses.fields(SpansConfig)))
 
 
 _INT_FIELDS = {"gap_length": 1, "token_plus": 0, "token_cross": 0, "max_spans": 1}

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm_spans.config import SpansConfig
+from vllm_spans.config import SpansConfig, setting_names
 from vllm_spans.core.layout import SPAN_ARGS, SpanLayoutError
 
 if TYPE_CHECKING:
@@ -21,14 +21,35 @@ logger = logging.getLogger(__name__)
 _SMALLEST_BLOCK = {"cpu": 32, "cuda": 16}
 
 
+PATCHED: list[str] = [
+    "vllm.envs:environment_variables",
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    "vllm.v1.engine.core:get_request_block_hasher",
+    "vllm.v1.engine.core:EngineCore.spans_explain",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+    "vllm.v1.metrics.stats:SchedulerStats.spans",
+    "vllm.v1.attention.backends.registry:_ATTN_OVERRIDES",
+]
+"""``module:attribute`` of each replaced or added symbol, as in ``vllm_spans.patches``."""
+
+
 def apply() -> None:
     """Apply all patches of this module."""
+    _register_environment()
     _extend_scheduler_stats()
     _patch_engine_config()
     _patch_block_hasher()
     _patch_process_inputs()
     _add_explain()
     _register_attention()
+
+
+def _register_environment() -> None:
+    """``vllm.envs.environment_variables``: vLLM warns of, or refuses, a ``VLLM_`` name that it does not know."""
+    import vllm.envs as envs
+
+    for name in setting_names():
+        envs.environment_variables.setdefault(name, functools.partial(os.environ.get, name))
 
 
 def _patch_engine_config() -> None:
