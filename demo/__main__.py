@@ -19,7 +19,7 @@ from demo.server import Server, ServerError, free_port, stop_on_terminate
 
 DOCUMENTS = Path(__file__).parent / "documents"
 MODEL = "SmolLM2-135M-Instruct"
-QUESTION = "Who decoded the waggle dance of honeybees, and which prize did he receive for it?"
+QUESTION = "What is a starter in sourdough baking?"
 LIBRARIAN = "You answer questions about the given documents in one short sentence."
 TEACHER = "You are a patient teacher. A pupil asks you about the texts below. Answer briefly."
 GOAL = 4.0
@@ -140,7 +140,7 @@ def table(results: Sequence[Result]) -> str:
             str(result.spans.gap),
             str(result.spans.pad),
             f"{result.ttft:.2f} s",
-            shorten(result.answer, 40),
+            shorten(result.answer, 56),
         )
         for result in results
     ]

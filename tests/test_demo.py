@@ -1,6 +1,7 @@
 """The demo's parts that need no engine: the server's life, the counters, the table, the verdict."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from demo import __main__ as demo
-from demo import metrics, server
+from demo import metrics, serve, server
 
 _SERVE = """
 import http.server, subprocess, sys
@@ -135,3 +136,10 @@ def test_demo_failure_prints_the_log_and_fails(tmp_path):
     )
     assert done.returncode == 1
     assert "ValueError: cause" in done.stderr
+
+
+def test_serve_offers_the_same_documents_in_two_orders(tmp_path):
+    first, other = serve.write_requests(tmp_path, demo.load_documents())
+    bodies = [json.loads(path.read_text()) for path in (first, other)]
+    assert bodies[0]["documents"] == bodies[1]["documents"][::-1]
+    assert bodies[0]["messages"] == bodies[1]["messages"]
