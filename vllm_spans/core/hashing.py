@@ -1,8 +1,8 @@
 """The two hash chains of a request with spans.
 
-Exact chain E: the stock chain from the prompt's start, so prefix blocks are shared with ordinary requests. At
-every border of a span it also folds in what stands there (the span's own key, the policy), because what follows
-is computed over approximate KV. Span chain S: starts anew at every plus span from a root made of the tenant's
+Exact chain E: the stock chain from the prompt's start, so prefix blocks are shared with ordinary requests. In a
+span it folds in, instead of the tokens, which blocks are recomputed in context and the key of the span as a whole:
+that is all of the layout and the policy that the KV of what follows depends on. Span chain S: starts anew at every plus span from a root made of the tenant's
 salt, the LoRA adapter and the model, so that it depends on nothing before the span.
 
 A block's key is S inside a plus span past its gap, E everywhere else. No S key can equal an E key: each folds
@@ -108,8 +108,6 @@ class RequestKeys:
         self._exact = exact_root
         self._num_blocks = 0
         self._next_span = 0
-        self._cross_blocks = {start // block_size for start in layout.cross_starts}
-        self._cross_blocks.update(span.end // block_size for span in layout.spans)
         self.span_keys: list[tuple[Key, ...]] = []
         self.is_span_key: list[bool] = []
 
@@ -132,8 +130,6 @@ class RequestKeys:
                 new.extend(self._enter_span(tokens))
                 continue
             extra = extra_keys(start, start + size)
-            if self._next_span and self._num_blocks in self._cross_blocks:
-                extra = (*(extra or ()), (EXACT_DOMAIN, "cross"))
             self._exact = self._hash_fn((self._exact, tuple(tokens[start : start + size]), extra))
             new.append(self._exact)
             self.is_span_key.append(False)
@@ -155,7 +151,6 @@ class RequestKeys:
         }
         keys: list[Key] = []
         first = span.start // self._block_size
-        self._exact = self._hash_fn((self._exact, (EXACT_DOMAIN, "plus", *self._policy.tag)))
         for offset, span_key in enumerate(span_keys):
             in_gap = first + offset in gap_blocks
             if in_gap:

@@ -31,11 +31,6 @@ class GapPolicy:
         """Whether spans are not reused at all."""
         return self.name == "full"
 
-    @property
-    def tag(self) -> tuple[str, int]:
-        """What enters the exact chain: two policies with one tag leave the same KV behind."""
-        return (self.name, self.gap_length)
-
     def gaps(self, span: Span) -> tuple[tuple[int, int], ...]:
         """Token ranges of a span to recompute in context.
 
