@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -219,7 +220,7 @@ def test_documents_touch_and_keep_their_tokens_in_any_order(
         return spans, {tuple(prompt.token_ids[piece.start : piece.end]) for piece in spans}
 
     spans, tokens = spans_of(given_documents, "rules")
-    assert all(left.end == right.start for left, right in zip(spans, spans[1:], strict=False))
+    assert all(left.end == right.start for left, right in itertools.pairwise(spans))
     _, reversed_tokens = spans_of(given_documents[::-1], "other rules")
     assert tokens == reversed_tokens
 
@@ -258,6 +259,43 @@ def test_content_parts_touch(run: Run, servers: dict[str, Any]) -> None:
         ("plus", "second\n"),
         ("cross", "why?<|im_end|>\n<|im_start|>assistant\n"),
     ]
+
+
+def test_documents_stand_in_front_of_content_parts(run: Run, servers: dict[str, Any]) -> None:
+    for first_is_span in (False, True):
+        content = [
+            {"type": "text", "text": "first part", "span": first_is_span},
+            {"type": "text", "text": "why?"},
+        ]
+        messages = [{"role": "user", "content": content}]
+        for name in ("chatml", "openai"):
+            prompt = marked_prompt(
+                run, servers[name], messages=messages, documents=[{"text": "A"}, {"text": "B"}]
+            )
+            spans = [piece.text for piece in prompt.pieces if piece.kind == "plus"]
+            assert spans[:2] == ["Document:\nA\n\n", "Document:\nB\n\n"]
+            assert len(spans) == 2 + first_is_span
+            assert "first part" in prompt.text.split("Document:\nB")[1]
+
+
+def test_the_last_user_message_gets_the_documents(run: Run, servers: dict[str, Any]) -> None:
+    messages = [
+        {"role": "user", "content": "first question"},
+        {"role": "assistant", "content": "first answer"},
+        {"role": "user", "content": "second question"},
+        {"role": "assistant", "content": "and so"},
+    ]
+    prompt = marked_prompt(
+        run,
+        servers["chatml"],
+        messages=messages,
+        documents=[{"text": "A"}],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
+    assert prompt.text.endswith(
+        "<|im_start|>user\nDocument:\nA\n\nsecond question<|im_end|>\n<|im_start|>assistant\nand so"
+    )
 
 
 def test_tool_results_can_be_spans(run: Run, servers: dict[str, Any]) -> None:

@@ -154,8 +154,8 @@ class ChatMarkup:
             message["content"] = _Marked([*block, *_segments(content)])
         elif content and isinstance(content[0], dict) and not _is_span_part(content[0]):
             # In the same part as the text behind it, or vLLM would join them with a line end.
-            text = _Marked([*block, *_segments(content[0].get("text"))])
-            message["content"] = [{**content[0], "text": text}, *content[1:]]
+            first = _Marked([*block, *_segments(content[0].get("text"))])
+            message["content"] = [{**content[0], "text": first}, *content[1:]]
         else:
             message["content"] = [{"type": "text", "text": _Marked(block)}, *content]
 

@@ -56,7 +56,7 @@ async def explain(raw_request: Request) -> JSONResponse:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or None
+        place = str(first["loc"][0]) if first["loc"] else None
         raise VLLMValidationError(first["msg"], parameter=place) from error
 
     state = raw_request.app.state

@@ -5,6 +5,7 @@ Nothing is padded or moved here: the client has put its spans on block starts it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from vllm_spans.core.layout import (
 )
 from vllm_spans.markup.errors import MarkupError
 from vllm_spans.markup.pieces import LaidPiece, MarkedPrompt, PieceKind
-import itertools
 
 
 def has_offsets(xargs: Mapping[str, Any] | None) -> bool:

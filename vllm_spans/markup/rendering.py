@@ -129,8 +129,10 @@ class SpanMarkup:
     def _refuse_elsewhere(self, request: Any, messages: Sequence[Any]) -> None:
         """Refuse markup in requests that become chats on the way (/v1/responses and the like)."""
         if has_chat_markup(messages, None, self.config.delimiter):
+            name = type(request).__name__
+            place = "/v1/responses" if name == "ResponsesRequest" else f"the endpoint of a {name}"
             raise MarkupError(
-                f"spans are not supported in a {type(request).__name__}; use /v1/chat/completions",
+                f"spans are not supported on {place}; use /v1/chat/completions",
                 "input",
                 "endpoint",
             )

@@ -7,6 +7,7 @@ alone. ``_`` occurs only at its start, so no text around a sentinel can shift wh
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 
 from vllm_spans.markup.errors import MarkupError
 from vllm_spans.markup.pieces import TextPiece
-import itertools
 
 _NONCE_DIGITS = 24
 _OPEN, _CLOSE, _TITLE = "0", "1", "2"
