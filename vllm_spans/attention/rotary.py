@@ -91,10 +91,11 @@ def install_query_rotary(model: nn.Module) -> dict[str, LayerRotary | None]:
         attentions = [child for child in owner.children() if isinstance(child, Attention)]
         if not attentions:
             continue
+        # Not ``named_children``: that names an instance once, and a module may hold it under two names.
         found = {
-            name: child for name, child in owner.named_children() if isinstance(child, RotaryEmbeddingBase)
+            name: child for name, child in owner._modules.items() if isinstance(child, RotaryEmbeddingBase)
         }
-        if len(found) > 1:
+        if len({id(embedding) for embedding in found.values()}) > 1:
             raise RotaryError(f"{owner_name} has several rotary embeddings: {', '.join(found)}")
         rotary = None
         for name, embedding in found.items():
