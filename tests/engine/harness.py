@@ -41,6 +41,9 @@ def engine_env(spans: bool, **extra: str) -> dict[str, str]:
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
+        # Tiny models gain nothing from a second thread, and threads that spin starve other processes.
+        OMP_NUM_THREADS="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_LOGGING_LEVEL="WARNING",
         PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     )

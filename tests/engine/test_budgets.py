@@ -117,3 +117,17 @@ def test_edges_of_a_prompt(tiny_cache_engine: Engine, spans_engine: Engine, leng
     one, two = spans_engine.one(request), tiny_cache_engine.one(request)
     assert_same(one, two, f"{length} tokens")
     assert_same(one, spans_engine.one(request), f"{length} tokens, warm")
+
+
+def test_gaps_in_a_full_pool(tiny_cache_engine: Engine, spans_engine: Engine) -> None:
+    """A prompt as long as the model allows leaves no block for isolated KV under long gaps."""
+    rng = random.Random(67)
+    for gap_length in (32, 256):
+        case = Case().prefix(tokens(rng, BLOCK))
+        for _ in range(3):
+            case.span(tokens(rng, 12 * BLOCK))
+        case.cross(tokens(rng, 70))
+        request = case.request("legolink", gap_length, max_tokens=4)
+        for _ in range(2):
+            run = tiny_cache_engine.run([request, {**request, "salt": "other"}], max_steps=2000)
+            assert_same(spans_engine.one(request), run["results"]["r0"], f"gap {gap_length}")

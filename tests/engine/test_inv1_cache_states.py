@@ -62,23 +62,41 @@ def test_warm_requests_do_reuse(spans_engine: Engine) -> None:
     assert spans_engine.one(second.request())["cached"] == len(second.tokens) // BLOCK * BLOCK
 
 
+def compare_alone(engine: Engine, requests: list[dict[str, Any]], run: dict[str, Any]) -> None:
+    """Each answer of a crowded run against the same request alone on an empty cache."""
+    for index, request in enumerate(requests):
+        engine.reset()
+        expected = engine.one({**request, "at": 0})
+        assert_same(expected, run["results"][f"r{index}"], f"request {index}")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_tiny_cache(spans_engine: Engine, tiny_cache_engine: Engine, seed: int) -> None:
-    """Real eviction and real preemption: many requests over a pool that holds two or three."""
+    """Real eviction: many requests over a pool that holds two or three of them."""
     rng = random.Random(1000 + seed)
     pool = documents(rng, 6, (1, 5))
-    cases = [random_case(rng, pool, max_spans=4, max_blocks=20) for _ in range(8)]
-    how = POLICIES[seed % 3]
     requests = [
-        case.request(**how, max_tokens=rng.randint(30, 100), at=rng.randrange(20)) for case in cases
+        random_case(rng, pool, max_spans=4, max_blocks=20).request(
+            **POLICIES[seed % 3], max_tokens=rng.randint(3, 60), at=rng.randrange(20)
+        )
+        for _ in range(8)
     ]
+    compare_alone(spans_engine, requests, tiny_cache_engine.run(requests))
+
+
+def test_preempted_by_growth(spans_engine: Engine, tiny_cache_engine: Engine) -> None:
+    """Real preemption: four answers grow until the pool holds three; one comes back, with its spans."""
+    rng = random.Random(1010)
+    shared = tokens(rng, 2 * BLOCK)
+    requests = []
+    for how in [*POLICIES, {}]:
+        case = Case().prefix(tokens(rng, BLOCK)).span(tokens(rng, 3 * BLOCK)).span(shared)
+        requests.append(case.span(tokens(rng, 3 * BLOCK)).cross(tokens(rng, 9)).request(**how))
+    for request in requests:
+        request["max_tokens"] = 200
     run = tiny_cache_engine.run(requests)
-    assert run["preemptions"] > 0, "the cache is too large for this test"
-    got = [run["results"][f"r{i}"] for i in range(len(requests))]
-    for case, request, answer in zip(cases, requests, got, strict=True):
-        spans_engine.reset()
-        expected = spans_engine.one({**request, "at": 0})
-        assert_same(expected, answer, f"tiny cache, seed {seed}, {case.layout}")
+    assert run["preemptions"] > 0, "the pool is too large for this test"
+    compare_alone(spans_engine, requests, run)
 
 
 def test_same_span_twice_in_one_prompt(spans_engine: Engine) -> None:
