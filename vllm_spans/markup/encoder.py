@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,8 @@ class PieceEncoder:
         self._tokenizer = tokenizer
         self._anchors = self._find_anchors()
         self._room = cached_tokens
-        self._cached: OrderedDict[str, list[int]] = OrderedDict()
+        # Arrays: a list of integers takes nine times the memory.
+        self._cached: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.head, self.tail = self._special_tokens()
         self.pad_id = self._choose_pad(pad_token)
@@ -54,9 +56,9 @@ class PieceEncoder:
         found: list[list[int] | None] = [None] * len(texts)
         with self._lock:
             for index in range(1, len(texts)):
-                if (tokens := self._cached.get(texts[index])) is not None:
+                if (kept := self._cached.get(texts[index])) is not None:
                     self._cached.move_to_end(texts[index])
-                    found[index] = tokens
+                    found[index] = kept.tolist()
         missing = [index for index in range(len(texts)) if found[index] is None]
         found[0] = self._tokenise([texts[0]])[0]
         later = missing[1:]
@@ -65,7 +67,7 @@ class PieceEncoder:
         ):
             found[index] = tokens
             self._remember(texts[index], tokens)
-        return [list(tokens or ()) for tokens in found]
+        return [tokens or [] for tokens in found]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special tokens included."""
@@ -166,7 +168,7 @@ class PieceEncoder:
         with self._lock:
             if text in self._cached:
                 return
-            self._cached[text] = tokens
+            self._cached[text] = array("i", tokens)
             self._room -= len(tokens)
             while self._room < 0 and self._cached:
                 _, dropped = self._cached.popitem(last=False)
