@@ -254,7 +254,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="vllm_spans-demo-"))
     log, port = folder / "server.log", free_port()
     print(f"Starting the server with {MODEL} on port {port} (log: {log})", flush=True)
-    succeeded = False
+    keep_log = succeeded = False
     server = Server(server_command(port), port, log, server_environ())
     try:
         with stop_on_terminate(), server:
@@ -266,9 +266,10 @@ def main() -> int:
     except (ServerError, openai.OpenAIError, OSError) as error:
         tail = server.log_tail()
         print(f"\nThe demo failed: {error}\n\nEnd of {log}:\n{tail}", file=sys.stderr)
+        keep_log = True
         return 1
     finally:
-        if succeeded:
+        if not keep_log:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if succeeded else 1
 
