@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The machine is shared and noisy: no test may depend on how long it takes.
+settings.register_profile("vllm_spans", deadline=None)
+settings.load_profile("vllm_spans")
 
 # `tests` has to be importable from engine processes and under every pytest import mode.
 ROOT = Path(__file__).resolve().parents[1]

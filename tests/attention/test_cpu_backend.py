@@ -150,6 +150,7 @@ def test_rows_of_any_shape_match_float64(
     query = torch.randn(int(starts[-1]), heads, head_size, generator=generator)
     output = torch.empty_like(query)
     impl.forward(layer, query, query, query, kv_cache, metadata, output)
+    assert metadata.layers_done == 1
 
     for row, (start, count) in enumerate(slices):
         length = start + count

@@ -1,15 +1,15 @@
 """CPU attention over un-rotated K: gather, rotate, then vLLM's own C++ kernel.
 
-The cache holds K and V as plain pages. Each layer rotates the pages that the step's rows need into a scratch cache
-in the stock kernel's packed layout, which stays vLLM's business (``cpu_attn_reshape_and_cache``), and runs the stock
-kernel on it.
+The cache holds K and V as plain pages. Each layer keeps the pages that rows read, rotated, in a second cache in the
+stock kernel's packed layout, which stays vLLM's business (``cpu_attn_reshape_and_cache``), and runs the stock kernel
+on it. The second cache grows with use, up to the size of the first. A step that reads more pages than that (the same
+blocks at many places) rotates them all, pass by pass, into a scratch cache that all layers share.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm import _custom_ops as ops
@@ -21,15 +21,16 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from vllm_spans.attention.scratch import ScratchPass, plan_scratch
+from vllm_spans.attention.rotated_pages import RotatedPages
+from vllm_spans.attention.scratch import ScratchPass, pass_of_kept_pages, plan_scratch
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from vllm_spans.attention.rotary import LayerRotary
 
-SCRATCH_TOKENS = int(os.environ.get("VLLM_SPANS_CPU_SCRATCH_TOKENS", 256 * 1024))
-"""Most tokens that one pass rotates; more rows than that run in several passes. All layers share the scratch."""
+SCRATCH_TOKENS = 256 * 1024
+"""Most tokens that one pass rotates into the shared scratch; more rows than that run in several passes."""
 
 
 class SpansCPUAttentionBackend(CPUAttentionBackend):
@@ -46,15 +47,24 @@ class SpansCPUAttentionBackend(CPUAttentionBackend):
 
 @dataclass
 class SpansCPUMetadata(CPUAttentionMetadata):
-    """Stock metadata and, per pass, the pages to rotate and the stock metadata over the scratch cache."""
+    """Stock metadata and, per pass, the pages to rotate and the stock metadata over the rotated cache.
+
+    Attributes:
+        passes: In order of rows.
+        kept: Whether the one pass writes to the layers' kept pages.
+        layers_done: Layers that have run the step.
+    """
 
     passes: list[tuple[ScratchPass, CPUAttentionMetadata]] | None = None
-    slot_blocks: torch.Tensor | None = None
-    slot_offsets: torch.Tensor | None = None
+    kept: bool = False
+    layers_done: int = 0
 
 
 class SpansCPUMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Plans the scratch pages once per step; all layers use the plan."""
+    """Plans the pages to rotate once per step; all layers use the plan."""
+
+    _kept_pages: RotatedPages | None = None
+    _previous: SpansCPUMetadata | None = None
 
     def build(
         self,
@@ -63,17 +73,34 @@ class SpansCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> SpansCPUMetadata:
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        passes = [
-            (scratch, self._metadata_of(stock, scratch))
-            for scratch in plan_scratch(
+        max_position = self.vllm_config.model_config.max_model_len - 1
+        kept = self._pages().step(stock.block_table, stock.seq_lens, stock.slot_mapping)
+        if kept is not None:
+            passes = [pass_of_kept_pages(kept, self.block_size, max_position)]
+        else:
+            passes = plan_scratch(
                 stock.block_table,
                 stock.seq_lens,
                 self.block_size,
                 max(1, SCRATCH_TOKENS // self.block_size),
-                self.vllm_config.model_config.max_model_len - 1,
+                max_position,
             )
-        ]
-        return SpansCPUMetadata(**vars(stock), passes=passes)
+        self._previous = SpansCPUMetadata(
+            **vars(stock),
+            passes=[(scratch, self._metadata_of(stock, scratch)) for scratch in passes],
+            kept=kept is not None,
+        )
+        return self._previous
+
+    def _pages(self) -> RotatedPages:
+        if self._kept_pages is None:
+            model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
+            places = -(-model.max_model_len // self.block_size) + 1
+            self._kept_pages = RotatedPages(cache.num_gpu_blocks or 1, self.block_size, places)
+        elif self._previous is not None and self._previous.layers_done != len(self.layer_names):
+            # The last plan was not carried out by every layer: what it says is kept may not be.
+            self._kept_pages.clear()
+        return self._kept_pages
 
     def _metadata_of(self, stock: CPUAttentionMetadata, scratch: ScratchPass) -> CPUAttentionMetadata:
         rows = slice(scratch.first_row, scratch.last_row)
@@ -114,7 +141,8 @@ class SpansCPUAttentionImpl(CPUAttentionBackendImpl):
     """
 
     layer_rotary: LayerRotary | None
-    _scratch: torch.Tensor | None = None
+    _kept: torch.Tensor | None = None
+    _scratch: ClassVar[torch.Tensor | None] = None
 
     def do_kv_cache_update(
         self,
@@ -166,7 +194,8 @@ class SpansCPUAttentionImpl(CPUAttentionBackendImpl):
         first = 0
         for scratch, metadata in attn_metadata.passes:
             last = first + metadata.num_actual_tokens
-            rotated = self._gather_rotate(layer, kv_cache, scratch)
+            rotated = self._rotated_cache(kv_cache, scratch.num_pages, attn_metadata.kept)
+            self._gather_rotate(layer, kv_cache, scratch, rotated)
             super().forward(
                 layer,
                 query[first:last],
@@ -179,47 +208,52 @@ class SpansCPUAttentionImpl(CPUAttentionBackendImpl):
                 output_block_scale,
             )
             first = last
+        attn_metadata.layers_done += 1
         return output
 
     def _gather_rotate(
-        self, layer: Any, kv_cache: torch.Tensor, scratch: ScratchPass
-    ) -> torch.Tensor:
-        """Rotated pages of a pass in the stock kernel's layout, ``[pages, kv_heads, block_size, 2 * head_size]``."""
+        self, layer: Any, kv_cache: torch.Tensor, scratch: ScratchPass, rotated: torch.Tensor
+    ) -> None:
+        """Write the rotated pages of a pass.
+
+        Args:
+            layer: Names the stock kernel's layout (``isa``).
+            kv_cache: Un-rotated pages of the layer.
+            scratch: What to rotate, and to which pages.
+            rotated: ``[pages, kv_heads, block_size, 2 * head_size]``, in the stock kernel's layout.
+        """
         _, num_heads, block_size, _ = kv_cache.shape
-        pages = _plain_pages(kv_cache)
         num_tokens = scratch.source_blocks.shape[0] * block_size
+        if not num_tokens:
+            return
+        pages = _plain_pages(kv_cache)
         key = pages[:, 0].index_select(0, scratch.source_blocks).view(num_tokens, -1)
         value = pages[:, 1].index_select(0, scratch.source_blocks).view(num_tokens, num_heads, -1)
         if self.layer_rotary is not None:
             self.layer_rotary.rotate(key, scratch.positions)
-        rotated = self._scratch_pages(kv_cache, scratch.source_blocks.shape[0])
         key_cache, value_cache = rotated.view(
             rotated.shape[0], num_heads, block_size * 2, -1
         ).chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(
-            key.view(num_tokens, num_heads, -1),
-            value,
-            key_cache,
-            value_cache,
-            torch.arange(num_tokens, dtype=torch.int64),
-            layer.isa,
+            key.view(num_tokens, num_heads, -1), value, key_cache, value_cache, scratch.slots, layer.isa
         )
-        return rotated
 
-    @classmethod
-    def _scratch_pages(cls, kv_cache: torch.Tensor, num_pages: int) -> torch.Tensor:
-        """Scratch cache of at least ``num_pages`` pages, one for all layers: they run one after the other."""
-        scratch = cls._scratch
+    def _rotated_cache(self, kv_cache: torch.Tensor, num_pages: int, kept: bool) -> torch.Tensor:
+        """A rotated cache of at least ``num_pages`` pages: the layer's own, or one for all layers in turn."""
+        old = self._kept if kept else SpansCPUAttentionImpl._scratch
         shape = kv_cache.shape[1:]
-        if (
-            scratch is None
-            or scratch.shape[0] < num_pages
-            or scratch.shape[1:] != shape
-            or scratch.dtype != kv_cache.dtype
-        ):
-            grown = num_pages if scratch is None else max(num_pages, scratch.shape[0])
-            cls._scratch = scratch = torch.zeros((grown, *shape), dtype=kv_cache.dtype)
-        return scratch
+        if old is not None and (old.shape[1:] != shape or old.dtype != kv_cache.dtype):
+            old = None
+        if old is not None and old.shape[0] >= num_pages:
+            return old
+        grown = torch.zeros((num_pages, *shape), dtype=kv_cache.dtype)
+        if kept:
+            if old is not None:
+                grown[: old.shape[0]] = old
+            self._kept = grown
+        else:
+            SpansCPUAttentionImpl._scratch = grown
+        return grown
 
 
 def _plain_pages(kv_cache: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_spans.attention.rotated_pages import PagesOfStep
+
 
 @dataclass(frozen=True)
 class ScratchPass:
@@ -18,16 +20,33 @@ class ScratchPass:
     Attributes:
         first_row: First row of the pass.
         last_row: One past its last row.
-        source_blocks: ``[pages]`` blocks to gather.
-        positions: ``[pages * block_size]`` absolute position of every gathered token.
-        block_table: ``[rows, max pages of a row]`` scratch page of each row's pages.
+        source_blocks: ``[n]`` blocks to gather.
+        positions: ``[n * block_size]`` absolute position of every gathered token.
+        slots: ``[n * block_size]`` slot of the rotated cache that each gathered token goes to.
+        block_table: ``[rows, max pages of a row]`` page of the rotated cache of each row's pages.
+        num_pages: Pages that the rotated cache must have.
     """
 
     first_row: int
     last_row: int
     source_blocks: torch.Tensor
     positions: torch.Tensor
+    slots: torch.Tensor
     block_table: torch.Tensor
+    num_pages: int
+
+
+def pass_of_kept_pages(step: PagesOfStep, block_size: int, max_position: int) -> ScratchPass:
+    """The one pass of a step over kept pages."""
+    return ScratchPass(
+        first_row=0,
+        last_row=step.block_table.shape[0],
+        source_blocks=step.source_blocks,
+        positions=_tokens(step.places, block_size).clamp_(max=max_position),
+        slots=_tokens(step.pages, block_size),
+        block_table=step.block_table,
+        num_pages=step.num_pages,
+    )
 
 
 def plan_scratch(
@@ -100,12 +119,17 @@ def _make_pass(
     distinct, inverse = torch.unique(pairs, return_inverse=True)
     table = torch.zeros(used.shape, dtype=torch.int32)
     table[used] = inverse.to(torch.int32)
-    starts = (distinct % width) * block_size
-    positions = (starts[:, None] + torch.arange(block_size, dtype=torch.int64)).flatten()
     return ScratchPass(
         first_row=first,
         last_row=last,
         source_blocks=distinct // width,
-        positions=positions.clamp_(max=max_position),
+        positions=_tokens(distinct % width, block_size).clamp_(max=max_position),
+        slots=torch.arange(distinct.shape[0] * block_size),
         block_table=table,
+        num_pages=distinct.shape[0],
     )
+
+
+def _tokens(blocks: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Numbers of all tokens of some blocks."""
+    return (blocks[:, None] * block_size + torch.arange(block_size, dtype=torch.int64)).flatten()
