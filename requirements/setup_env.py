@@ -90,30 +90,32 @@ def make_venv(venv):
         )
 
 
-def pip_install(venv, *arguments, **options):
-    command = [
-        venv_python(venv),
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--disable-pip-version-check",
-    ]
+def pip_command(venv, *arguments):
+    command = [venv_python(venv), "-m", "pip", "install", "--no-deps"]
+    command.append("--disable-pip-version-check")
     if not sys.stdout.isatty():
         command += ["--quiet", "--progress-bar", "off"]
-    output = subprocess.DEVNULL if options.get("silent") else None
-    return subprocess.call(command + list(arguments), stdout=output, stderr=output, cwd=ROOT) == 0
+    return command + list(arguments)
+
+
+def pip_install(venv, *arguments):
+    return subprocess.call(pip_command(venv, *arguments), cwd=ROOT) == 0
 
 
 def install_torch(venv, requirement):
     say(f"1/3 {requirement} (about 200 MB)")
-    if pip_install(venv, requirement, silent=True):
+    # Not finding it is the usual case on a machine of its own, so pip's errors are shown only at the end.
+    first = subprocess.Popen(
+        pip_command(venv, requirement), cwd=ROOT, stderr=subprocess.PIPE, universal_newlines=True
+    )
+    errors = first.communicate()[1]
+    if first.returncode == 0:
         return
     say(f"    not in pip's configured sources; trying {TORCH_CPU_INDEX}")
     if not pip_install(venv, "--index-url", TORCH_CPU_INDEX, requirement):
         fail(
-            f"{requirement} was found neither in pip's configured sources nor on "
-            f"{TORCH_CPU_INDEX}.\n"
+            f"{requirement} could not be installed from {TORCH_CPU_INDEX} (see above), and pip's "
+            f"configured sources said:\n{errors}"
             "        Without access to that index, put its wheel into a folder and set "
             "PIP_FIND_LINKS to the folder."
         )
