@@ -133,8 +133,6 @@ def main():
     if read(stamp_path) == stamp:
         say(f"{os.path.relpath(options.venv)} is up to date")
         return
-    if subprocess.call([sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) != 0:
-        fail("this Python has no pip; on Debian and Ubuntu: apt-get install python3-pip")
     interpreter = os.path.join(options.venv, STAMP + "-python")
     if (
         read(interpreter) != sys.version
