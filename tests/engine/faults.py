@@ -5,6 +5,7 @@ A test that still passes without the mechanism it is about proves nothing; ``tes
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -37,17 +38,11 @@ def _no_gap_rows(worker: Any) -> list[Patch]:
 
     stock = module.add_rows
 
-    def add_rows(output: Any, rows: Any) -> None:
-        scheduler = worker.scheduler
-        kept = []
-        for row in rows:
-            request = scheduler.requests[row.row_id.partition("-of-")[2]]
-            table = [b.block_id for b in scheduler._tables.table(request)]
-            if row.block_ids != table[: len(row.block_ids)]:
-                kept.append(row)
+    def add_rows(output: Any, rows: Any, *args: Any, **kwargs: Any) -> None:
+        kept = [row for row in rows if not row.group.startswith("@")]
         dropped = {row.row_id for row in rows} - {row.row_id for row in kept}
-        scheduler.finished_req_ids -= dropped
-        stock(output, kept)
+        worker.scheduler.finished_req_ids -= dropped
+        stock(output, kept, *args, **kwargs)
 
     return [(module, "add_rows", add_rows)]
 
@@ -79,7 +74,7 @@ def _cold_spans_in_context(worker: Any) -> list[Patch]:
     """A cold span is computed where it stands, and its contextual KV is published under its own key."""
     from vllm_spans.core.plan import SegmentKind
     from vllm_spans.core.preparation import Preparation
-    from vllm_spans.core.rows import Row
+    from vllm_spans.core.rows import contextual_group
 
     stock = Preparation._make_row
 
@@ -87,14 +82,13 @@ def _cold_spans_in_context(worker: Any) -> list[Patch]:
         row = stock(self, request, spans, segment, end)
         if segment.kind is not SegmentKind.ISOLATED:
             return row
-        table = self._tables.table(request)[: -(-end // self._block_size)]
-        return Row(
-            row_id=row.row_id,
-            tokens=request._all_token_ids[: end + 1],
-            block_ids=[block.block_id for block in table],
+        return dataclasses.replace(
+            row,
+            group=contextual_group(request.request_id),
+            origin=0,
+            table=self._ids(self._tables.table(request), end),
             start=spans.offset,
             end=end,
-            lora=row.lora,
         )
 
     return [(Preparation, "_make_row", make_row)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_spans.core.plan import ReusePlan, Segment, SegmentKind, runs
-from vllm_spans.core.rows import Row
+from vllm_spans.core.rows import Row, contextual_group, isolated_group
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -124,18 +124,19 @@ class Preparation:
         return rows
 
     def _make_row(self, request: Request, spans: RequestSpans, segment: Segment, end: int) -> Row:
-        tokens = request._all_token_ids
-        origin = 0
+        origin, group = 0, contextual_group(request.request_id)
         table = self._tables.table(request)
         if segment.kind is SegmentKind.ISOLATED:
             assert segment.span is not None
             origin = spans.layout.spans[segment.span].start
+            group = isolated_group(request.request_id, segment.span)
             table = self._isolated_table(spans, table, origin // self._block_size)
-        num_blocks = -(-(end - origin) // self._block_size)
         return Row(
-            row_id=f"vllm-spans-row-{next(self._row_numbers)}-of-{request.request_id}",
-            tokens=tokens[origin : end + 1],
-            block_ids=[block.block_id for block in table[:num_blocks]],
+            number=next(self._row_numbers),
+            group=group,
+            all_tokens=request._all_token_ids,
+            origin=origin,
+            table=self._ids(table, end - origin),
             start=spans.offset - origin,
             end=end - origin,
             lora=request.lora_request,
@@ -143,10 +144,11 @@ class Preparation:
 
     def _extend_row(self, row: Row, request: Request, end: int) -> None:
         """Let a contextual row run on into the next contextual segment."""
-        row.tokens = request._all_token_ids[: end + 1]
-        num_blocks = -(-end // self._block_size)
-        row.block_ids = [block.block_id for block in self._tables.table(request)[:num_blocks]]
+        row.table = self._ids(self._tables.table(request), end)
         row.end = end
+
+    def _ids(self, table: list[KVCacheBlock], num_tokens: int) -> list[int]:
+        return [block.block_id for block in table[: -(-num_tokens // self._block_size)]]
 
     def _isolated_table(
         self, spans: RequestSpans, table: list[KVCacheBlock], first: int

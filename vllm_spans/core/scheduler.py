@@ -86,7 +86,7 @@ class SpanSchedulerMixin(Scheduler):
             self._preparing.pop(request_id, None)
         if self._rows:
             # vLLM looks every scheduled id up in its own requests, so rows come after it is done.
-            add_rows(scheduler_output, self._rows)
+            add_rows(scheduler_output, self._rows, self.block_size, short=self.use_v2_model_runner)
             self.finished_req_ids.update(row.row_id for row in self._rows)
             self._rows = []
 
