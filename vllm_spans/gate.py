@@ -68,7 +68,7 @@ def check_config(config: VllmConfig) -> None:
         *_model_reasons(config),
         *_cache_reasons(config),
         *_feature_reasons(config),
-        *_platform_reasons(),
+        *_platform_reasons(config),
     ]
     if reasons:
         raise GateError(
@@ -159,9 +159,22 @@ def _feature_reasons(config: VllmConfig) -> list[str]:
     return reasons
 
 
-def _platform_reasons() -> list[str]:
+def _platform_reasons(config: VllmConfig) -> list[str]:
     from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if current_platform.is_cpu():
         return []
-    return [f"platform {current_platform.device_type!r}: the attention backend is there for CPU alone so far"]
+    if not current_platform.is_cuda():
+        return [f"platform {current_platform.device_type!r}: spans run on CPU and CUDA"]
+    reasons = []
+    if not current_platform.has_device_capability(80):
+        reasons.append("the GPU is older than Ampere (compute capability 8.0), which FlashAttention needs")
+    backend = config.attention_config.backend
+    if backend not in (None, AttentionBackendEnum.FLASH_ATTN):
+        reasons.append(f"--attention-backend {backend.name}: spans run on FLASH_ATTN; drop the flag")
+    if config.model_config.dtype.itemsize != 2:
+        reasons.append(f"--dtype {config.model_config.dtype}: FlashAttention takes float16 and bfloat16")
+    if config.parallel_config.enable_dbo:
+        reasons.append("dual-batch overlap shares no scratch cache; drop --enable-dbo")
+    return reasons

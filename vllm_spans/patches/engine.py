@@ -83,6 +83,9 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         GateError: The engine cannot run with spans.
         SpansConfigError: A setting does not fit the engine.
     """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
     from vllm_spans.gate import check_config
 
     check_config(config)
@@ -96,7 +99,9 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         )
     name = "SpanAsyncScheduler" if scheduler.async_scheduling else "SpanScheduler"
     scheduler.scheduler_cls = f"vllm_spans.core.scheduler.{name}"
-    config.parallel_config.worker_cls = "vllm_spans.attention.worker.SpansCPUWorker"
+    config.parallel_config.worker_cls = _worker_class()
+    if current_platform.is_cuda():
+        config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
     assert isinstance(config.additional_config, dict)
     config.additional_config["spans"] = spans.to_dict()
     logger.info(
@@ -105,6 +110,14 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         spans.gap_length,
         config.cache_config.block_size,
     )
+
+
+def _worker_class() -> str:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "vllm_spans.attention.worker.SpansCPUWorker"
+    return "vllm_spans.attention.gpu_worker.SpansGPUWorker"
 
 
 def _patch_block_hasher() -> None:
@@ -224,11 +237,17 @@ def _add_explain() -> None:
 
 
 def _register_attention() -> None:
-    """``CPU_ATTN``: vLLM's registry takes an override; the CPU platform always picks this name."""
+    """``CPU_ATTN``, ``FLASH_ATTN``: vLLM's registry takes an override of a backend; the CPU platform always picks
+    the first name, ``create_engine_config`` sees to it that CUDA picks the second."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if current_platform.is_cpu():
         register_backend(
             AttentionBackendEnum.CPU_ATTN, "vllm_spans.attention.cpu_backend.SpansCPUAttentionBackend"
+        )
+    elif current_platform.is_cuda():
+        register_backend(
+            AttentionBackendEnum.FLASH_ATTN,
+            "vllm_spans.attention.flash_backend.SpansFlashAttentionBackend",
         )

@@ -1,0 +1,1 @@
+"""GPU kernels for attention over un-rotated K: torch and Triton only, so that they can be tested without vLLM."""

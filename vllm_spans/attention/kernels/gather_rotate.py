@@ -1,0 +1,257 @@
+"""Copies pages of un-rotated K and V into scratch pages, rotating K by its position on the way.
+
+The stock attention kernel then runs on the scratch. One launch serves all requests of a pass: a *group* is a run of
+scratch pages that is filled from one block-table row, and its page ``p`` holds positions ``p * block_size`` and on.
+
+The kernel moves bytes and does little else, so what matters is 16-byte accesses and enough of them in flight: a program
+takes ``tokens`` token slots (several pages where pages are small), loads their cos and sin once, and walks over heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .rotation import FP8_DTYPES, HeadSplit, check_paged, load_cos_sin, load_pairs, rotate_pairs
+
+
+@dataclass(frozen=True)
+class GatherConfig:
+    """Launch shape of the gather, found by the sweep of ``benchmarks/gpu_kernels.py``.
+
+    Attributes:
+        tokens: Token slots per program, a power of two.
+        heads: KV heads in one tile, a power of two.
+        heads_per_program: KV heads that one program walks over, tile by tile; 0 for all of them.
+        warps: Warps per program.
+    """
+
+    tokens: int
+    heads: int
+    heads_per_program: int
+    warps: int
+
+
+_CONFIG = GatherConfig(tokens=32, heads=2, heads_per_program=4, warps=4)
+
+
+@triton.jit
+def _gather_rotate_kernel(
+    key,
+    value,
+    table,
+    rows,
+    pages,
+    offsets,
+    key_out,
+    value_out,
+    cos_sin,
+    k_scale,
+    v_scale,
+    last_position,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_table,
+    stride_okb,
+    stride_okt,
+    stride_okh,
+    stride_ovb,
+    stride_ovt,
+    stride_ovh,
+    stride_cos,
+    BLOCK_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    REST: tl.constexpr,
+    REST_PADDED: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_PER_PROGRAM: tl.constexpr,
+):
+    group = tl.program_id(1)
+    slots = tl.load(pages + group) * BLOCK_SIZE
+    start = tl.program_id(0) * TOKENS
+    if start >= slots:
+        return
+    slot = start + tl.arange(0, TOKENS)
+    valid = slot < slots
+    page = slot // BLOCK_SIZE
+    inside = slot % BLOCK_SIZE
+    row = tl.load(rows + group).to(tl.int64)
+    block = tl.load(table + row * stride_table + page, mask=valid, other=0).to(tl.int64)
+    target = tl.load(offsets + group).to(tl.int64) + page
+
+    key_in = (key + block * stride_kb + inside * stride_kt)[:, None, None]
+    value_in = (value + block * stride_vb + inside * stride_vt)[:, None, None]
+    key_to = (key_out + target * stride_okb + inside * stride_okt)[:, None, None]
+    value_to = (value_out + target * stride_ovb + inside * stride_ovt)[:, None, None]
+    out_type = key_out.dtype.element_ty
+
+    if PAIRS > 0:
+        # Slots past the end of the table hold no token: a request's last page may reach beyond the longest context.
+        position = tl.minimum(slot, last_position)
+        cos, sin = load_cos_sin(cos_sin, stride_cos, position, valid, PAIRS, PAIRS_PADDED)
+
+    first_head = tl.program_id(2) * HEADS_PER_PROGRAM
+    for step in tl.static_range(0, HEADS_PER_PROGRAM, HEADS):
+        head = (first_head + step + tl.arange(0, HEADS))[None, :, None]
+        there = valid[:, None, None] & (head < KV_HEADS)
+        from_key = key_in + head * stride_kh
+        to_key = key_to + head * stride_okh
+
+        # All loads of a step come before its first use, so that they are in flight together.
+        element = tl.arange(0, HEAD_PADDED)[None, None, :]
+        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
+        v = tl.load(value_in + head * stride_vh + element, mask=v_mask, other=0.0)
+        if PAIRS > 0:
+            first, second = load_pairs(from_key, there, PAIRS, PAIRS_PADDED, IS_NEOX)
+        if REST > 0:
+            extra = tl.arange(0, REST_PADDED)[None, None, :]
+            rest_mask = there if REST == REST_PADDED else there & (extra < REST)
+            rest = tl.load(from_key + 2 * PAIRS + extra, mask=rest_mask, other=0.0)
+
+        if IS_FP8:
+            v = v.to(tl.float32) * v_scale
+        tl.store(
+            value_to + head * stride_ovh + element, v.to(value_out.dtype.element_ty), mask=v_mask
+        )
+        if PAIRS > 0:
+            first = first.to(tl.float32)
+            second = second.to(tl.float32)
+            if IS_FP8:
+                first *= k_scale
+                second *= k_scale
+            first, second = rotate_pairs(first, second, cos, sin)
+            if IS_NEOX:
+                pair = tl.arange(0, PAIRS_PADDED)[None, None, :]
+                pair_mask = there if PAIRS == PAIRS_PADDED else there & (pair < PAIRS)
+                tl.store(to_key + pair, first.to(out_type), mask=pair_mask)
+                tl.store(to_key + pair + PAIRS, second.to(out_type), mask=pair_mask)
+            else:
+                both = tl.reshape(
+                    tl.join(first.to(out_type), second.to(out_type)),
+                    (TOKENS, HEADS, 2 * PAIRS_PADDED),
+                )
+                index = tl.arange(0, 2 * PAIRS_PADDED)[None, None, :]
+                both_mask = there if PAIRS == PAIRS_PADDED else there & (index < 2 * PAIRS)
+                tl.store(to_key + index, both, mask=both_mask)
+        if REST > 0:
+            if IS_FP8:
+                rest = rest.to(tl.float32) * k_scale
+            tl.store(to_key + 2 * PAIRS + extra, rest.to(out_type), mask=rest_mask)
+
+
+def gather_rotate(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    group_rows: torch.Tensor,
+    group_pages: torch.Tensor,
+    group_offsets: torch.Tensor,
+    max_pages: int,
+    key_out: torch.Tensor,
+    value_out: torch.Tensor,
+    cos_sin_cache: torch.Tensor | None,
+    is_neox: bool,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    *,
+    config: GatherConfig | None = None,
+) -> None:
+    """Gather pages into scratch and rotate their K by absolute position.
+
+    Page ``p`` of group ``g`` comes from block ``block_table[group_rows[g], p]`` and goes to output page
+    ``group_offsets[g] + p``; its slot ``i`` is position ``p * block_size + i``. Other output pages stay as they are.
+    Nothing is allocated and the host does not wait, so a CUDA graph may capture the call.
+
+    Args:
+        key_cache: Un-rotated K, ``[blocks, block_size, kv_heads, head_size]``; any strides but the last, which is 1.
+            fp16, bf16, float32, or fp8 (e4m3fn, e5m2), which is dequantised.
+        value_cache: V, same shape and dtype.
+        block_table: ``[rows, columns]``, int32.
+        group_rows: ``[groups]``, int32: row of ``block_table``.
+        group_pages: ``[groups]``, int32: pages to copy, may be 0.
+        group_offsets: ``[groups]``, int32: first page in the output.
+        max_pages: Upper bound of ``group_pages``, known on the host.
+        key_out: ``[pages, block_size, kv_heads, head_size]``, fp16, bf16 or float32.
+        value_out: Same shape and dtype as ``key_out``.
+        cos_sin_cache: ``[max_position, rotary_dim]``, cos then sin; ``None`` copies K as it is.
+        is_neox: Pairs are halves (neox) or neighbours (gptj).
+        k_scale: fp8 K times this is K.
+        v_scale: fp8 V times this is V.
+        config: Launch shape, for the sweep.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides do not fit.
+    """
+    check_paged(key_cache, value_cache)
+    _, block_size, kv_heads, head_size = key_cache.shape
+    if key_out.shape[1:] != key_cache.shape[1:] or value_out.shape != key_out.shape:
+        raise ValueError(
+            f"output pages {tuple(key_out.shape)}, {tuple(value_out.shape)} do not fit pages of "
+            f"{tuple(key_cache.shape)}"
+        )
+    check_paged(key_out, value_out)
+    is_fp8 = key_cache.dtype in FP8_DTYPES
+    if key_out.dtype in FP8_DTYPES or (not is_fp8 and key_out.dtype != key_cache.dtype):
+        raise ValueError(f"KV of {key_cache.dtype} cannot be gathered into {key_out.dtype}")
+    if cos_sin_cache is not None and cos_sin_cache.stride(1) != 1:
+        raise ValueError("the rows of cos_sin_cache have to be contiguous")
+    if block_table.stride(1) != 1:
+        raise ValueError("the rows of block_table have to be contiguous")
+    groups = group_rows.shape[0]
+    if groups == 0 or max_pages <= 0:
+        return
+    split = HeadSplit.of(head_size, cos_sin_cache)
+    config = config or _CONFIG
+    heads = min(config.heads, triton.next_power_of_2(kv_heads))
+    per_program = config.heads_per_program or kv_heads
+    per_program = triton.cdiv(min(per_program, kv_heads), heads) * heads
+    tokens = min(config.tokens, triton.next_power_of_2(max_pages * block_size))
+    grid = (triton.cdiv(max_pages * block_size, tokens), groups, triton.cdiv(kv_heads, per_program))
+    _gather_rotate_kernel[grid](
+        key_cache,
+        value_cache,
+        block_table,
+        group_rows,
+        group_pages,
+        group_offsets,
+        key_out,
+        value_out,
+        cos_sin_cache,
+        k_scale,
+        v_scale,
+        0 if cos_sin_cache is None else cos_sin_cache.shape[0] - 1,
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        block_table.stride(0),
+        *key_out.stride()[:3],
+        *value_out.stride()[:3],
+        0 if cos_sin_cache is None else cos_sin_cache.stride(0),
+        BLOCK_SIZE=block_size,
+        KV_HEADS=kv_heads,
+        HEAD_SIZE=head_size,
+        HEAD_PADDED=triton.next_power_of_2(head_size),
+        PAIRS=split.pairs,
+        PAIRS_PADDED=split.pairs_padded,
+        REST=split.rest,
+        REST_PADDED=split.rest_padded,
+        IS_NEOX=is_neox,
+        IS_FP8=is_fp8,
+        TOKENS=tokens,
+        HEADS=heads,
+        HEADS_PER_PROGRAM=per_program,
+        num_warps=config.warps,
+    )

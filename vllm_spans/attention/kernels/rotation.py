@@ -1,0 +1,123 @@
+"""Rotating K tiles inside Triton kernels: neox and gptj pairs, partial rotary, fp8 K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, *FP8_DTYPES)
+
+
+@dataclass(frozen=True)
+class HeadSplit:
+    """How the elements of one head fall into rotary pairs and a rest that is not rotated.
+
+    Attributes:
+        pairs: Rotary pairs, half of ``rotary_dim``.
+        pairs_padded: ``pairs`` as the power of two that a tile needs; 0 without RoPE.
+        rest: Elements past ``rotary_dim``.
+        rest_padded: ``rest`` as the power of two that a tile needs; 0 when all elements are rotated.
+    """
+
+    pairs: int
+    pairs_padded: int
+    rest: int
+    rest_padded: int
+
+    @classmethod
+    def of(
+        cls, head_size: int, cos_sin_cache: torch.Tensor | None, smallest: int = 1
+    ) -> HeadSplit:
+        """Split a head by the width of its cos/sin table.
+
+        Args:
+            head_size: Elements per head.
+            cos_sin_cache: ``[max_position, rotary_dim]``, cos then sin; ``None`` for no RoPE.
+            smallest: Smallest tile width (``tl.dot`` wants 16).
+
+        Returns:
+            The split.
+
+        Raises:
+            ValueError: The table does not fit the head.
+        """
+        rotary_dim = 0 if cos_sin_cache is None else cos_sin_cache.shape[1]
+        if rotary_dim % 2 or rotary_dim > head_size:
+            raise ValueError(
+                f"cos_sin_cache is {rotary_dim} wide: it has to be even and at most the head size, {head_size}"
+            )
+
+        def padded(count: int) -> int:
+            return max(smallest, triton.next_power_of_2(count)) if count else 0
+
+        pairs, rest = rotary_dim // 2, head_size - rotary_dim
+        return cls(pairs, padded(pairs), rest, padded(rest))
+
+
+def check_paged(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """Refuse paged K/V views that the kernels would misread.
+
+    Args:
+        key_cache: ``[blocks, block_size, kv_heads, head_size]``.
+        value_cache: The same shape and dtype.
+
+    Raises:
+        ValueError: Shapes or dtypes differ or are not handled, or elements of a head are not adjacent.
+    """
+    if key_cache.shape != value_cache.shape or key_cache.dtype != value_cache.dtype:
+        raise ValueError(
+            f"K {tuple(key_cache.shape)} {key_cache.dtype} and V {tuple(value_cache.shape)} "
+            f"{value_cache.dtype} have to agree"
+        )
+    if key_cache.dtype not in KV_DTYPES:
+        raise ValueError(f"KV of {key_cache.dtype} is not handled")
+    if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
+        raise ValueError("the elements of a head have to be adjacent in memory")
+
+
+@triton.jit
+def rotate_pairs(first, second, cos, sin):
+    """Rotate pairs in fp32; the operands broadcast."""
+    a = first.to(tl.float32)
+    b = second.to(tl.float32)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def load_pairs(
+    pointers, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
+):
+    """Load the two halves of the rotary pairs of ``[tokens, heads]`` rows, each ``[tokens, heads, PAIRS_PADDED]``.
+
+    Both styles read whole 16-byte pieces: gptj pairs are read interleaved and split in registers.
+    """
+    if IS_NEOX:
+        pair = tl.arange(0, PAIRS_PADDED)[None, None, :]
+        mask = valid if PAIRS == PAIRS_PADDED else valid & (pair < PAIRS)
+        first = tl.load(pointers + pair, mask=mask, other=0.0)
+        second = tl.load(pointers + pair + PAIRS, mask=mask, other=0.0)
+    else:
+        element = tl.arange(0, 2 * PAIRS_PADDED)[None, None, :]
+        mask = valid if PAIRS == PAIRS_PADDED else valid & (element < 2 * PAIRS)
+        both = tl.load(pointers + element, mask=mask, other=0.0)
+        first, second = tl.split(
+            tl.reshape(both, (both.shape[0], both.shape[1], PAIRS_PADDED, 2))
+        )
+    return first, second
+
+
+@triton.jit
+def load_cos_sin(
+    table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr
+):
+    """Load cos and sin of ``position`` in fp32, each ``[tokens, 1, PAIRS_PADDED]``: heads share them."""
+    pair = tl.arange(0, PAIRS_PADDED)
+    pointers = table + position[:, None].to(tl.int64) * stride + pair[None, :]
+    mask = valid[:, None] if PAIRS == PAIRS_PADDED else valid[:, None] & (pair[None, :] < PAIRS)
+    cos = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    sin = tl.load(pointers + PAIRS, mask=mask, other=0.0).to(tl.float32)
+    return cos[:, None, :], sin[:, None, :]
