@@ -173,26 +173,6 @@ def _full_is_not_full(worker: Any) -> list[Patch]:
     return [(GapPolicy, "is_full", property(lambda self: False))]
 
 
-def _continue_before_the_gaps(worker: Any) -> list[Patch]:
-    """A request goes on although segments of its plan are still to be computed."""
-    from vllm_spans.core.scheduler import SpanSchedulerMixin
-
-    stock = SpanSchedulerMixin._handle_blocked_waiting_request
-
-    def handle(self: Any, request: Any) -> bool:
-        spans = getattr(request, "vllm_spans", None)
-        todo = spans.todo if spans is not None else None
-        if todo:
-            spans.todo = []
-        try:
-            return bool(stock(self, request))
-        finally:
-            if todo:
-                spans.todo = todo
-
-    return [(SpanSchedulerMixin, "_handle_blocked_waiting_request", handle)]
-
-
 def _no_plan_on_resume(worker: Any) -> list[Patch]:
     """A preempted request comes back as an ordinary one."""
     from vllm_spans.core.scheduler import SpanSchedulerMixin
@@ -239,7 +219,6 @@ FAULTS: dict[str, Callable[[Any], list[Patch]]] = {
     "rotation off by a block": _rotation_off_by_a_block,
     "layout not in exact chain": _layout_not_in_exact_chain,
     "full is not full": _full_is_not_full,
-    "continue before the gaps": _continue_before_the_gaps,
     "no plan on resume": _no_plan_on_resume,
     "blocks are not released": _blocks_are_not_released,
 }

@@ -122,3 +122,17 @@ def spans_modules_in_use(worker: Any) -> list[str]:
             if module and module.startswith("vllm_spans"):
                 names.add(f"{module}.{kind.__qualname__}")
     return sorted(names)
+
+
+def allow_async_scheduling() -> None:
+    """Called before the engine loads: keep the asynchronous scheduling that the CPU platform turns off."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    stock = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        stock(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)

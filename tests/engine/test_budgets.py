@@ -120,14 +120,20 @@ def test_edges_of_a_prompt(tiny_cache_engine: Engine, spans_engine: Engine, leng
 
 
 def test_gaps_in_a_full_pool(tiny_cache_engine: Engine, spans_engine: Engine) -> None:
-    """A prompt as long as the model allows leaves no block for isolated KV under long gaps."""
+    """A prompt that needs the whole pool goes through; one that could never fit is refused by name."""
     rng = random.Random(67)
-    for gap_length in (32, 256):
-        case = Case().prefix(tokens(rng, BLOCK))
-        for _ in range(3):
-            case.span(tokens(rng, 12 * BLOCK))
-        case.cross(tokens(rng, 70))
+    case = Case().prefix(tokens(rng, BLOCK))
+    for _ in range(3):
+        case.span(tokens(rng, 12 * BLOCK))
+    case.cross(tokens(rng, 70))
+    for gap_length, fits in ((32, True), (96, True), (256, False)):
         request = case.request("legolink", gap_length, max_tokens=4)
+        requests = [request, {**request, "salt": "other"}, {"tokens": tokens(rng, 40)}]
         for _ in range(2):
-            run = tiny_cache_engine.run([request, {**request, "salt": "other"}], max_steps=2000)
-            assert_same(spans_engine.one(request), run["results"]["r0"], f"gap {gap_length}")
+            results = tiny_cache_engine.many(requests, max_steps=2000)
+            if fits:
+                assert_same(spans_engine.one(request), results[0], f"gap {gap_length}")
+                assert_same(results[0], results[1], f"gap {gap_length}, other salt")
+            else:
+                assert "KV blocks" in results[0]["error"]
+            assert results[2]["outputs"]

@@ -43,40 +43,35 @@ def test_sampling_is_the_same_cold_and_warm(spans_engine: Engine, variant: str) 
 def test_n_answers(spans_engine: Engine) -> None:
     """Two answers of one request share its spans and its prompt, and each is right."""
     case = a_case(81)
-    single = spans_engine.one(case.request())
+    single = spans_engine.one(case.request(max_tokens=1))["outputs"][0]
     spans_engine.reset()
     free = spans_engine.free()
-    double = spans_engine.one(case.request(params={"n": 2}))
-    assert len(double["outputs"]) == 2
-    for output in double["outputs"]:
-        assert_same(single, {"outputs": [output]}, "one of two answers")
-    seeded = {"n": 3, "temperature": 1.0, "seed": 5}
-    first = spans_engine.one(case.request(params=seeded))
+    params = {"n": 3, "temperature": 1.0, "seed": 5}
+    first = spans_engine.one(case.request(params=params))
+    assert len(first["outputs"]) == 3
+    for output in first["outputs"]:
+        for token, logprob in output["logprobs"][0].items():
+            expected = single["logprobs"][0].get(token, logprob)
+            assert abs(logprob - expected) <= 1e-4, f"token {token}"
     spans_engine.reset()
-    second = spans_engine.one(case.request(params=seeded))
+    second = spans_engine.one(case.request(params=params))
     assert [o["tokens"] for o in first["outputs"]] == [o["tokens"] for o in second["outputs"]]
+    assert len({tuple(o["tokens"]) for o in first["outputs"]}) > 1
     assert spans_engine.free() == free
 
 
 def test_structured_output(spans_engine: Engine, stock_engine: Engine) -> None:
     """A grammar is followed with spans, cold and warm, and under `full` as stock follows it."""
     case = a_case(82)
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
-        "required": ["ok", "n"],
-        "additionalProperties": False,
-    }
     params = {
-        "structured": {"json": schema, "disable_any_whitespace": True},
+        "structured": {"regex": r'\{"ok": (true|false), "n": [1-9][0-9]{1,8}\}'},
         "detokenize": True,
         "ignore_eos": False,
     }
     request = case.request(params=params, max_tokens=60)
     cold = spans_engine.one(request)
     warm = spans_engine.one(request)
-    answer = json.loads(cold["outputs"][0]["text"])
-    assert set(answer) == {"ok", "n"}
+    assert set(json.loads(cold["outputs"][0]["text"])) == {"ok", "n"}
     assert cold["outputs"][0]["text"] == warm["outputs"][0]["text"]
     assert_same(cold, warm, "structured output")
     full = spans_engine.one(case.request("full", params=params, max_tokens=60))

@@ -103,12 +103,82 @@ def _smollm3() -> Any:
     )
 
 
+def _phi() -> Any:
+    return transformers.PhiForCausalLM(
+        transformers.PhiConfig(
+            **_COMMON, rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        )
+    )
+
+
+def _gpt_neox() -> Any:
+    common = {k: v for k, v in _COMMON.items() if k != "num_key_value_heads"}
+    return transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(
+            **common, rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+        )
+    )
+
+
+def _phi3() -> Any:
+    return transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(
+            **_COMMON,
+            original_max_position_embeddings=8192,
+            rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        )
+    )
+
+
+def _gemma() -> Any:
+    return transformers.GemmaForCausalLM(
+        transformers.GemmaConfig(**{**_COMMON, "tie_word_embeddings": True}, head_dim=32)
+    )
+
+
+def _granite() -> Any:
+    return transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(**_COMMON, attention_multiplier=0.2, residual_multiplier=0.7)
+    )
+
+
+def _olmo2() -> Any:
+    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**_COMMON))
+
+
+def _starcoder2() -> Any:
+    return transformers.Starcoder2ForCausalLM(
+        transformers.Starcoder2Config(**_COMMON, sliding_window=None)
+    )
+
+
+def _mixtral() -> Any:
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            **_COMMON, head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+        )
+    )
+
+
+def _qwen2() -> Any:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_COMMON))
+
+
 BUILDERS: dict[str, Any] = {
     "llama": _llama,
     "llama3_rope": _llama3_rope,
     "yarn_rope": _yarn_rope,
+    "qwen2": _qwen2,
     "qwen3": _qwen3,
     "stablelm": _stablelm,
+    "phi": _phi,
+    "phi3": _phi3,
+    "gpt_neox": _gpt_neox,
+    "gemma": _gemma,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "starcoder2": _starcoder2,
+    "mixtral": _mixtral,
     "glm4": _glm4,
     "cohere2": _cohere2,
     "smollm3": _smollm3,
