@@ -13,29 +13,26 @@ SUPPORTED_VLLM = ("0.32.0",)
 
 SUPPORTED_ARCHITECTURES = frozenset(
     {
-        "ArceeForCausalLM",
         "GemmaForCausalLM",
-        "GPTNeoXForCausalLM",
         "GraniteForCausalLM",
         "InternLM2ForCausalLM",
         "InternLM3ForCausalLM",
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "MixtralForCausalLM",
-        "Olmo2ForCausalLM",
-        "OlmoForCausalLM",
-        "PhiForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
-        "SmolLM3ForCausalLM",
         "StableLmForCausalLM",
-        "Starcoder2ForCausalLM",
     }
 )
-"""Architectures whose attention rotates Q and K with one rotary module right before the attention, or never."""
+"""Architectures whose attention rotates Q and K with one rotary module of vLLM right before the attention, in every
+layer. Models that vLLM runs on the code of ``transformers`` are not among them: that code rotates by itself."""
+
+NOPE_ARCHITECTURES = frozenset({"GraniteForCausalLM"})
+"""Of these, the ones that have no rotary module where they do not rotate (Granite with ``rope_theta`` 0)."""
 
 
 class GateError(ValueError):
@@ -97,6 +94,11 @@ def _model_reasons(config: VllmConfig) -> list[str]:
     if architecture not in SUPPORTED_ARCHITECTURES:
         reasons.append(
             f"architecture {architecture}: not among the verified ones ({', '.join(sorted(SUPPORTED_ARCHITECTURES))})"
+        )
+    if model.using_transformers_backend():
+        reasons.append(
+            "the Transformers modeling backend: it rotates Q and K out of vLLM's sight; drop --model-impl "
+            "transformers, or use a model that vLLM implements itself"
         )
     text_config = model.hf_text_config
     rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}

@@ -53,7 +53,7 @@ def test_only_the_instance_in_the_pair_is_replaced() -> None:
         ]
     )
     drafter = Owner("drafter", {"rotary_emb": shared})
-    layers = install_query_rotary(model)
+    layers = install_query_rotary(model, may_lack_rope=True)
     assert set(layers) == {"layers.0", "layers.1", "layers.2"}
     assert layers["layers.2"] is None, "a layer without RoPE"
     assert isinstance(model[0].rotary_emb, QueryRotary) and isinstance(model[1].rope, QueryRotary)
@@ -92,6 +92,8 @@ def test_q_rotated_by_the_model_and_k_by_the_layer_equal_vllm(parameters: dict |
 def test_what_cannot_be_handled_is_refused_by_name() -> None:
     with pytest.raises(RotaryError, match="several rotary embeddings: one, two"):
         install_query_rotary(nn.ModuleList([Owner("layer", {"one": rope(), "two": rope(is_neox_style=False)})]))
+    with pytest.raises(RotaryError, match="no rotary embedding"):
+        install_query_rotary(nn.ModuleList([Owner("layer", {})]))
     with pytest.raises(RotaryError, match="no attention layer"):
         install_query_rotary(nn.ModuleList([nn.Linear(2, 2)]))
 

@@ -9,6 +9,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_spans.attention.flash_backend import SpansFlashAttentionImpl
 from vllm_spans.attention.rotary import install_query_rotary
+from vllm_spans.gate import NOPE_ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,10 @@ class SpansGPUWorker(Worker):
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
-        model = self.model_runner.get_model()
-        layers = install_query_rotary(model)
+        layers = install_query_rotary(
+            self.model_runner.get_model(),
+            may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
+        )
         attention = self.vllm_config.compilation_config.static_forward_context[next(iter(layers))]
         scratch = SpansFlashAttentionImpl.allocate_scratch(
             self.vllm_config,

@@ -74,11 +74,15 @@ class QueryRotary(nn.Module):
         return query, key
 
 
-def install_query_rotary(model: nn.Module) -> dict[str, LayerRotary | None]:
+def install_query_rotary(
+    model: nn.Module, *, may_lack_rope: bool = False
+) -> dict[str, LayerRotary | None]:
     """Replace the rotary embedding of every decoder attention.
 
     Args:
         model: A loaded model, not yet compiled.
+        may_lack_rope: Whether a layer without a rotary embedding is one without RoPE. Elsewhere it is one that
+            rotates in a way that is not seen here.
 
     Returns:
         Per attention layer how to rotate its K; ``None`` for a layer without RoPE.
@@ -106,6 +110,10 @@ def install_query_rotary(model: nn.Module) -> dict[str, LayerRotary | None]:
                 )
             rotary = LayerRotary(embedding.cos_sin_cache, embedding.head_size, embedding.is_neox_style)
             setattr(owner, name, QueryRotary(embedding))
+        if rotary is None and not may_lack_rope:
+            raise RotaryError(
+                f"{owner_name} has an attention but no rotary embedding: how its K is rotated cannot be told"
+            )
         for attention in attentions:
             layers[attention.layer_name] = rotary
             attention.impl.layer_rotary = rotary  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_spans.attention.rotary import install_query_rotary
+from vllm_spans.gate import NOPE_ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,9 @@ class SpansCPUWorker(CPUWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
-        layers = install_query_rotary(self.model_runner.get_model())
+        layers = install_query_rotary(
+            self.model_runner.get_model(),
+            may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
+        )
         without = sum(rotary is None for rotary in layers.values())
         logger.info("spans: K of %d attention layers is cached un-rotated (%d without RoPE)", len(layers), without)

@@ -38,7 +38,8 @@ class GatherConfig:
 _CONFIG = GatherConfig(tokens=32, heads=2, heads_per_program=4, warps=4)
 
 
-@triton.jit
+# Arguments that change from call to call must not ask for another compilation.
+@triton.jit(do_not_specialize_on_alignment=["table", "rows", "pages", "offsets"])
 def _gather_rotate_kernel(
     key,
     value,
@@ -80,9 +81,12 @@ def _gather_rotate_kernel(
     HEADS: tl.constexpr,
     HEADS_PER_PROGRAM: tl.constexpr,
 ):
+    # Programs that share tokens are neighbours in the grid: they read one stretch of memory and the same cos and sin.
+    head_parts: tl.constexpr = (KV_HEADS + HEADS_PER_PROGRAM - 1) // HEADS_PER_PROGRAM
+    part = tl.program_id(0) % head_parts
+    start = tl.program_id(0) // head_parts * TOKENS
     group = tl.program_id(1)
     slots = tl.load(pages + group) * BLOCK_SIZE
-    start = tl.program_id(0) * TOKENS
     if start >= slots:
         return
     slot = start + tl.arange(0, TOKENS)
@@ -104,7 +108,7 @@ def _gather_rotate_kernel(
         position = tl.minimum(slot, last_position)
         cos, sin = load_cos_sin(cos_sin, stride_cos, position, valid, PAIRS, PAIRS_PADDED)
 
-    first_head = tl.program_id(2) * HEADS_PER_PROGRAM
+    first_head = part * HEADS_PER_PROGRAM
     for step in tl.static_range(0, HEADS_PER_PROGRAM, HEADS):
         head = (first_head + step + tl.arange(0, HEADS))[None, :, None]
         there = valid[:, None, None] & (head < KV_HEADS)
@@ -220,7 +224,8 @@ def gather_rotate(
     per_program = config.heads_per_program or kv_heads
     per_program = triton.cdiv(min(per_program, kv_heads), heads) * heads
     tokens = min(config.tokens, triton.next_power_of_2(max_pages * block_size))
-    grid = (triton.cdiv(max_pages * block_size, tokens), groups, triton.cdiv(kv_heads, per_program))
+    parts = triton.cdiv(kv_heads, per_program)
+    grid = (triton.cdiv(max_pages * block_size, tokens) * parts, groups)
     _gather_rotate_kernel[grid](
         key_cache,
         value_cache,
