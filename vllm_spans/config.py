@@ -76,7 +76,9 @@ class SpansConfig:
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in fields:
-                raise SpansConfigError(f"{variable} is not a setting of vllm_spans. Known: {', '.join(setting_names())}.")
+                raise SpansConfigError(
+                    f"{variable} is not a setting of vllm_spans. Known: {', '.join(setting_names())}."
+                )
             if text != "":
                 values[name] = _parse(name, text, variable)
         given = (additional_config or {}).get("spans", {})
@@ -103,7 +105,7 @@ class SpansConfig:
     @classmethod
     def from_vllm_config(cls, vllm_config: VllmConfig) -> SpansConfig:
         """Settings that ``create_engine_config`` resolved into ``vllm_config.additional_config``."""
-        return cls(**vllm_config.additional_config["spans"])  # type: ignore[index]
+        return cls(**vllm_config.additional_config["spans"])
 
     def resolve(self, block_size: int) -> SpansConfig:
         """Fill in what depends on the block size.
@@ -151,7 +153,10 @@ class SpansConfig:
 
 def setting_names() -> tuple[str, ...]:
     """Environment variables that are understood."""
-    return (ENABLED_ENV, *(ENV_PREFIX + field.name.upper() for field in dataclasses.fields(SpansConfig)))
+    return (
+        ENABLED_ENV,
+        *(ENV_PREFIX + field.name.upper() for field in dataclasses.fields(SpansConfig)),
+    )
 
 
 _INT_FIELDS = {"gap_length": 1, "token_plus": 0, "token_cross": 0, "max_spans": 1}

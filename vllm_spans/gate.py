@@ -79,17 +79,25 @@ def _model_reasons(config: VllmConfig) -> list[str]:
     model = config.model_config
     reasons = []
     if model.runner_type != "generate":
-        reasons.append(f"runner {model.runner_type!r}: spans need a generating model (--runner generate)")
+        reasons.append(
+            f"runner {model.runner_type!r}: spans need a generating model (--runner generate)"
+        )
     if model.is_encoder_decoder:
         reasons.append("encoder-decoder model: spans need a decoder-only model")
     if model.use_mla:
-        reasons.append("multi-head latent attention (MLA): its cache holds no per-head K to leave un-rotated")
+        reasons.append(
+            "multi-head latent attention (MLA): its cache holds no per-head K to leave un-rotated"
+        )
     if model.has_inner_state or model.is_hybrid or model.is_attention_free:
-        reasons.append("state-space or hybrid model: its state cannot be reused at another position")
+        reasons.append(
+            "state-space or hybrid model: its state cannot be reused at another position"
+        )
     if model.uses_mrope:
         reasons.append("multimodal RoPE (mRoPE): positions are not one number per token")
     if model.is_multimodal_model:
-        reasons.append("multimodal model: serve the text-only checkpoint, or pass --language-model-only")
+        reasons.append(
+            "multimodal model: serve the text-only checkpoint, or pass --language-model-only"
+        )
     architecture = model.architecture
     if architecture not in SUPPORTED_ARCHITECTURES:
         reasons.append(
@@ -101,10 +109,18 @@ def _model_reasons(config: VllmConfig) -> list[str]:
             "transformers, or use a model that vLLM implements itself"
         )
     text_config = model.hf_text_config
-    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    rope = (
+        getattr(text_config, "rope_parameters", None)
+        or getattr(text_config, "rope_scaling", None)
+        or {}
+    )
+    rope_type = (
+        rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    )
     if rope_type not in ("default", "linear", "llama3", "yarn", "proportional"):
-        reasons.append(f"RoPE of type {rope_type!r}: its rotation depends on more than the position")
+        reasons.append(
+            f"RoPE of type {rope_type!r}: its rotation depends on more than the position"
+        )
     if _has_windows(config):
         reasons.append(
             "sliding-window or chunked attention layers: not handled on this platform yet; use a full-attention model"
@@ -126,7 +142,9 @@ def _cache_reasons(config: VllmConfig) -> list[str]:
     if not cache.enable_prefix_caching:
         reasons.append("prefix caching is off: drop --no-enable-prefix-caching")
     if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        reasons.append(f"--kv-cache-dtype {cache.cache_dtype}: not handled on this platform yet; use auto")
+        reasons.append(
+            f"--kv-cache-dtype {cache.cache_dtype}: not handled on this platform yet; use auto"
+        )
     if getattr(cache, "kv_sharing_fast_prefill", False):
         reasons.append("--kv-sharing-fast-prefill: gaps need every layer's K and V; drop the flag")
     return reasons
@@ -138,7 +156,9 @@ def _feature_reasons(config: VllmConfig) -> list[str]:
     parallel, scheduler = config.parallel_config, config.scheduler_config
     reasons = []
     if config.speculative_config is not None:
-        reasons.append("speculative decoding: its drafter reads rotated K; drop --speculative-config")
+        reasons.append(
+            "speculative decoding: its drafter reads rotated K; drop --speculative-config"
+        )
     if config.kv_transfer_config is not None:
         reasons.append("a KV connector: it would move un-rotated K; drop --kv-transfer-config")
     if config.ec_transfer_config is not None:
@@ -155,7 +175,9 @@ def _feature_reasons(config: VllmConfig) -> list[str]:
         reasons.append("--enable-prompt-embeds: spans are keyed by token ids; drop the flag")
     fused = getattr(config.compilation_config.pass_config, "fuse_rope_kvcache", False)
     if fused:
-        reasons.append("the fused RoPE and KV-cache pass writes rotated K; set pass_config.fuse_rope_kvcache=false")
+        reasons.append(
+            "the fused RoPE and KV-cache pass writes rotated K; set pass_config.fuse_rope_kvcache=false"
+        )
     if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
         reasons.append("vLLM's Rust front end bypasses the markup; unset VLLM_USE_RUST_FRONTEND")
     return reasons
@@ -171,12 +193,18 @@ def _platform_reasons(config: VllmConfig) -> list[str]:
         return [f"platform {current_platform.device_type!r}: spans run on CPU and CUDA"]
     reasons = []
     if not current_platform.has_device_capability(80):
-        reasons.append("the GPU is older than Ampere (compute capability 8.0), which FlashAttention needs")
+        reasons.append(
+            "the GPU is older than Ampere (compute capability 8.0), which FlashAttention needs"
+        )
     backend = config.attention_config.backend
     if backend not in (None, AttentionBackendEnum.FLASH_ATTN):
-        reasons.append(f"--attention-backend {backend.name}: spans run on FLASH_ATTN; drop the flag")
+        reasons.append(
+            f"--attention-backend {backend.name}: spans run on FLASH_ATTN; drop the flag"
+        )
     if config.model_config.dtype.itemsize != 2:
-        reasons.append(f"--dtype {config.model_config.dtype}: FlashAttention takes float16 and bfloat16")
+        reasons.append(
+            f"--dtype {config.model_config.dtype}: FlashAttention takes float16 and bfloat16"
+        )
     if config.parallel_config.enable_dbo:
         reasons.append("dual-batch overlap shares no scratch cache; drop --enable-dbo")
     return reasons

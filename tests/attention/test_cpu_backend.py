@@ -28,7 +28,9 @@ def cos_sin_cache(rotary_dim: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.cat((angles.cos(), angles.sin()), -1) * scale).float()
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, neox: bool) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, neox: bool
+) -> torch.Tensor:
     """Plain rotation of ``[tokens, heads, head_size]`` in float64."""
     rotary_dim = cache.shape[1]
     cos, sin = (part[:, None, :] for part in cache.double()[positions].chunk(2, -1))
@@ -43,7 +45,12 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, neox: 
 
 
 def reference(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scale: float, sinks: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    start: int,
+    scale: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Causal attention of a slice that starts at ``start`` over all of ``key``, in float64."""
     groups = query.shape[1] // key.shape[1]
@@ -103,7 +110,9 @@ def test_rows_of_any_shape_match_float64(
     raw_value = torch.randn(num_blocks, BLOCK, kv_heads, head_size, generator=generator)
     kv_cache = torch.full((num_blocks, kv_heads, BLOCK, 2 * head_size), float("nan"))
     layer = types.SimpleNamespace(
-        isa=_get_attn_isa(torch.float32, BLOCK, head_size, "auto"), _k_scale_float=1.0, _v_scale_float=1.0
+        isa=_get_attn_isa(torch.float32, BLOCK, head_size, "auto"),
+        _k_scale_float=1.0,
+        _v_scale_float=1.0,
     )
     order = torch.randperm(num_blocks * BLOCK, generator=generator)
     flat_key, flat_value = raw_key.flatten(0, 1)[order], raw_value.flatten(0, 1)[order]
@@ -116,10 +125,17 @@ def test_rows_of_any_shape_match_float64(
     lens = torch.tensor([start + count for start, count in slices], dtype=torch.int32)
     width = max(map(len, tables))
     table = torch.tensor([row + [0] * (width - len(row)) for row in tables], dtype=torch.int32)
-    starts = torch.tensor([0, *torch.tensor([c for _, c in slices]).cumsum(0).tolist()], dtype=torch.int32)
+    starts = torch.tensor(
+        [0, *torch.tensor([c for _, c in slices]).cumsum(0).tolist()], dtype=torch.int32
+    )
     builder = object.__new__(cpu_backend.SpansCPUMetadataBuilder)
     builder.num_heads, builder.num_kv_heads, builder.head_dim = heads, kv_heads, head_size
-    builder.dtype, builder.window_size, builder.isa, builder.kv_cache_dtype = torch.float32, -1, layer.isa, "auto"
+    builder.dtype, builder.window_size, builder.isa, builder.kv_cache_dtype = (
+        torch.float32,
+        -1,
+        layer.isa,
+        "auto",
+    )
     stock = CPUAttentionMetadata(
         num_actual_tokens=int(starts[-1]),
         max_query_len=32,
@@ -145,7 +161,8 @@ def test_rows_of_any_shape_match_float64(
     passes = plan_scratch(table, lens, BLOCK, max_pages, MAX_POSITION - 1)
     assert (len(passes) > 1) == (max_pages == 1)
     metadata = SpansCPUMetadata(
-        **vars(stock), passes=[(scratch, builder._metadata_of(stock, scratch)) for scratch in passes]
+        **vars(stock),
+        passes=[(scratch, builder._metadata_of(stock, scratch)) for scratch in passes],
     )
     query = torch.randn(int(starts[-1]), heads, head_size, generator=generator)
     output = torch.empty_like(query)

@@ -36,7 +36,9 @@ def rope(**kwargs: object) -> nn.Module:
 
 
 class Owner(nn.Module):
-    def __init__(self, name: str, rotaries: dict[str, nn.Module], attention_name: str = "attn") -> None:
+    def __init__(
+        self, name: str, rotaries: dict[str, nn.Module], attention_name: str = "attn"
+    ) -> None:
         super().__init__()
         setattr(self, attention_name, FakeAttention(name))
         for attribute, module in rotaries.items():
@@ -65,15 +67,28 @@ def test_only_the_instance_in_the_pair_is_replaced() -> None:
     "parameters",
     [
         None,
-        {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 64},
-        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
         {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ],
 )
 @pytest.mark.parametrize("neox", [True, False])
-def test_q_rotated_by_the_model_and_k_by_the_layer_equal_vllm(parameters: dict | None, neox: bool) -> None:
+def test_q_rotated_by_the_model_and_k_by_the_layer_equal_vllm(
+    parameters: dict | None, neox: bool
+) -> None:
     embedding = rope(rope_parameters=parameters, is_neox_style=neox)
     model = nn.ModuleList([Owner("layer", {"rotary_emb": embedding})])
     layer = install_query_rotary(model)["layer"]
@@ -91,7 +106,9 @@ def test_q_rotated_by_the_model_and_k_by_the_layer_equal_vllm(parameters: dict |
 
 def test_what_cannot_be_handled_is_refused_by_name() -> None:
     with pytest.raises(RotaryError, match="several rotary embeddings: one, two"):
-        install_query_rotary(nn.ModuleList([Owner("layer", {"one": rope(), "two": rope(is_neox_style=False)})]))
+        install_query_rotary(
+            nn.ModuleList([Owner("layer", {"one": rope(), "two": rope(is_neox_style=False)})])
+        )
     with pytest.raises(RotaryError, match="no rotary embedding"):
         install_query_rotary(nn.ModuleList([Owner("layer", {})]))
     with pytest.raises(RotaryError, match="no attention layer"):

@@ -64,7 +64,9 @@ def test_every_page_read_is_current(seed: int, capacity: int) -> None:
         if rng.random() < 0.1:
             model.kept.clear()
         distinct = {
-            (block, place) for t, n in zip(tables, lens, strict=True) for place, block in enumerate(t[: -(-n // BLOCK)])
+            (block, place)
+            for t, n in zip(tables, lens, strict=True)
+            for place, block in enumerate(t[: -(-n // BLOCK)])
         }
         assert model.step(tables, lens, slots) == (len(distinct) <= capacity)
 
@@ -73,7 +75,9 @@ def test_every_page_read_is_current(seed: int, capacity: int) -> None:
 def test_decoding_rotates_one_page_per_row(rows: int) -> None:
     model = Model(capacity=64, num_blocks=32)
     tables = [[8 * row + place for place in range(6)] for row in range(rows)]
-    model.step(tables, [20] * rows, [t[p // BLOCK] * BLOCK + p % BLOCK for t in tables for p in range(20)])
+    model.step(
+        tables, [20] * rows, [t[p // BLOCK] * BLOCK + p % BLOCK for t in tables for p in range(20)]
+    )
     assert model.rotations == 5 * rows
     for length in (21, 22, 23, 24):
         model.step(tables, [length] * rows, [t[5] * BLOCK + (length - 1) % BLOCK for t in tables])

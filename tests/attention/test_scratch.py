@@ -14,7 +14,13 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows over few blocks, so that some share blocks at equal and at different places."""
     rows = draw(st.integers(1, 6))
     width = draw(st.integers(1, 5))
-    table = draw(st.lists(st.lists(st.integers(0, 7), min_size=width, max_size=width), min_size=rows, max_size=rows))
+    table = draw(
+        st.lists(
+            st.lists(st.integers(0, 7), min_size=width, max_size=width),
+            min_size=rows,
+            max_size=rows,
+        )
+    )
     lens = draw(st.lists(st.integers(1, width * BLOCK), min_size=rows, max_size=rows))
     return torch.tensor(table, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32)
 

@@ -69,7 +69,9 @@ def prompts(draw: st.DrawFn, policy: str | None = None) -> Prompt:
             cross.append(len(tokens))
         tokens += [draw(st.integers(800, 899)) for _ in range(tail)]
     name = policy or draw(st.sampled_from(["none", "legolink"]))
-    layout = SpanLayout.from_extra_args({"span_starts": plus, "cross_span_starts": cross}, len(tokens), BLOCK)
+    layout = SpanLayout.from_extra_args(
+        {"span_starts": plus, "cross_span_starts": cross}, len(tokens), BLOCK
+    )
     if layout is None:
         tokens += [7] * (BLOCK + 1)
         layout = SpanLayout.from_extra_args(

@@ -12,11 +12,23 @@ def env(**values: str) -> dict[str, str]:
 def test_defaults_and_both_sources() -> None:
     assert SpansConfig.from_sources({}) == SpansConfig()
     config = SpansConfig.from_sources(
-        env(GAP_POLICY="none", GAP_LENGTH="64", DEBUG="1", TOKEN_PLUS="5", TOKEN_CROSS="6", DELIMITER="<|span|>"),
+        env(
+            GAP_POLICY="none",
+            GAP_LENGTH="64",
+            DEBUG="1",
+            TOKEN_PLUS="5",
+            TOKEN_CROSS="6",
+            DELIMITER="<|span|>",
+        ),
         {"spans": {"gap_policy": "legolink"}, "other": 1},
     )
     assert config == SpansConfig(
-        gap_policy="legolink", gap_length=64, debug=True, token_plus=5, token_cross=6, delimiter="<|span|>"
+        gap_policy="legolink",
+        gap_length=64,
+        debug=True,
+        token_plus=5,
+        token_cross=6,
+        delimiter="<|span|>",
     )
 
 
@@ -47,11 +59,13 @@ def test_gap_length_fits_the_block_size() -> None:
     assert SpansConfig().resolve(16).gap_length == 32
     assert SpansConfig().resolve(64).gap_length == 64
     assert SpansConfig(gap_length=96).resolve(32).gap_length == 96
-    with pytest.raises(SpansConfigError, match="multiple of the block size 32.*Use 64"):
+    with pytest.raises(SpansConfigError, match=r"multiple of the block size 32.*Use 64"):
         SpansConfig(gap_length=40).resolve(32)
 
 
-@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)]
+)
 def test_the_switch(text: str, on: bool) -> None:
     assert spans_enabled({"VLLM_V1_SPANS_ENABLED": text}) is on
 
@@ -62,4 +76,6 @@ def test_the_switch_takes_no_third_value() -> None:
 
 
 def test_every_setting_has_a_variable() -> None:
-    assert "VLLM_V1_SPANS_GAP_POLICY" in setting_names() and "VLLM_V1_SPANS_ENABLED" in setting_names()
+    assert (
+        "VLLM_V1_SPANS_GAP_POLICY" in setting_names() and "VLLM_V1_SPANS_ENABLED" in setting_names()
+    )

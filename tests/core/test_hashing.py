@@ -23,21 +23,27 @@ def document(number: int, blocks: int = 3) -> list[int]:
     return [100 * number + index for index in range(BLOCK * blocks)]
 
 
-def lay_out(*pieces: list[int], prefix: list[int], policy: str = "legolink", salt: str | None = None) -> Prompt:
+def lay_out(
+    *pieces: list[int], prefix: list[int], policy: str = "legolink", salt: str | None = None
+) -> Prompt:
     tokens, starts = list(prefix), []
     for piece in pieces:
         starts.append(len(tokens))
         tokens += piece
     cross = len(tokens)
     tokens += [7] * (BLOCK + 1)
-    layout = SpanLayout.from_extra_args({"span_starts": starts, "cross_span_starts": [cross]}, len(tokens), BLOCK)
+    layout = SpanLayout.from_extra_args(
+        {"span_starts": starts, "cross_span_starts": [cross]}, len(tokens), BLOCK
+    )
     assert layout is not None
     return Prompt(tokens, layout, make_policy(policy, BLOCK), salt)
 
 
 def body_keys(prompt: Prompt, span: int) -> list[bytes]:
     keys, request_keys = prompt.keys()
-    first, last = (edge // BLOCK for edge in (prompt.layout.spans[span].start, prompt.layout.spans[span].end))
+    first, last = (
+        edge // BLOCK for edge in (prompt.layout.spans[span].start, prompt.layout.spans[span].end)
+    )
     return [keys[block] for block in range(first, last) if request_keys.is_span_key[block]]
 
 
@@ -61,7 +67,9 @@ def test_keys_do_not_depend_on_how_tokens_arrive(prompt: Prompt, data: st.DataOb
     in_pieces += request_keys.extend(prompt.tokens + output, prompt.extra_keys)
     at_once = Prompt(prompt.tokens + output, prompt.layout, prompt.policy).keys()[0]
     assert in_pieces == at_once
-    assert len(set(at_once)) >= len(at_once) - sum(len(span) for span in prompt.layout.spans) // BLOCK
+    assert (
+        len(set(at_once)) >= len(at_once) - sum(len(span) for span in prompt.layout.spans) // BLOCK
+    )
 
 
 def test_a_span_body_has_one_key_wherever_it_stands() -> None:
@@ -90,7 +98,9 @@ def test_gap_and_cross_keys_depend_on_everything_before() -> None:
 
 def test_the_same_tokens_cut_into_other_spans_are_other_context() -> None:
     one = lay_out(document(1, 4), prefix=[1] * BLOCK, policy="none")
-    two = lay_out(document(1, 4)[: 2 * BLOCK], document(1, 4)[2 * BLOCK :], prefix=[1] * BLOCK, policy="none")
+    two = lay_out(
+        document(1, 4)[: 2 * BLOCK], document(1, 4)[2 * BLOCK :], prefix=[1] * BLOCK, policy="none"
+    )
     assert one.keys()[0][-1] != two.keys()[0][-1]
     assert body_keys(one, 0)[2:] != body_keys(two, 1)
 
@@ -130,5 +140,7 @@ def test_a_conversation_that_grows_keeps_its_keys() -> None:
 def test_the_memo_changes_no_key_and_stays_small(numbers: list[int]) -> None:
     memo = SpanKeyMemo(sha, BLOCK, capacity=2 * 3 * BLOCK)
     for number in numbers:
-        assert memo.keys(b"r", document(number)) == SpanKeyMemo(sha, BLOCK).keys(b"r", document(number))
+        assert memo.keys(b"r", document(number)) == SpanKeyMemo(sha, BLOCK).keys(
+            b"r", document(number)
+        )
         assert len(memo._keys) <= 2

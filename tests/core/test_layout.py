@@ -9,7 +9,9 @@ from vllm_spans.core.layout import SpanLayout, SpanLayoutError
 
 
 def read(plus: object, cross: object, total: int = 64) -> SpanLayout | None:
-    return SpanLayout.from_extra_args({"span_starts": plus, "cross_span_starts": cross}, total, BLOCK)
+    return SpanLayout.from_extra_args(
+        {"span_starts": plus, "cross_span_starts": cross}, total, BLOCK
+    )
 
 
 def test_a_span_ends_at_the_next_start_of_either_kind() -> None:
@@ -27,7 +29,9 @@ def test_the_block_of_the_last_token_is_never_in_a_span() -> None:
     assert read([12], [], total=16) is None
 
 
-@pytest.mark.parametrize("args", [None, {}, {"span_starts": []}, {"span_starts": [], "cross_span_starts": []}])
+@pytest.mark.parametrize(
+    "args", [None, {}, {"span_starts": []}, {"span_starts": [], "cross_span_starts": []}]
+)
 def test_no_span_is_no_layout(args: dict | None) -> None:
     assert SpanLayout.from_extra_args(args, 64, BLOCK) is None
 
@@ -64,8 +68,14 @@ def test_spans_are_disjoint_aligned_and_inside(prompt: Prompt) -> None:
         end = span.end
 
 
-@given(st.lists(st.integers(-8, 80), max_size=6), st.lists(st.integers(-8, 80), max_size=6), st.integers(1, 70))
-def test_any_offsets_give_a_layout_or_an_error(plus: list[int], cross: list[int], total: int) -> None:
+@given(
+    st.lists(st.integers(-8, 80), max_size=6),
+    st.lists(st.integers(-8, 80), max_size=6),
+    st.integers(1, 70),
+)
+def test_any_offsets_give_a_layout_or_an_error(
+    plus: list[int], cross: list[int], total: int
+) -> None:
     try:
         layout = read(plus, cross, total)
     except SpanLayoutError as error:

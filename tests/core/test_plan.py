@@ -10,7 +10,13 @@ from vllm_spans.core.plan import ReusePlan, SegmentKind, make_plan
 def plan_of(prompt: Prompt, cached: set[bytes]) -> ReusePlan:
     keys, request_keys = prompt.keys()
     return make_plan(
-        prompt.layout, prompt.policy, BLOCK, len(prompt.tokens), keys, request_keys.span_keys, cached.__contains__
+        prompt.layout,
+        prompt.policy,
+        BLOCK,
+        len(prompt.tokens),
+        keys,
+        request_keys.span_keys,
+        cached.__contains__,
     )
 
 
@@ -39,7 +45,7 @@ def test_executing_the_plan_writes_each_missing_block_once_and_reads_only_what_i
     case: tuple[Prompt, set[bytes], ReusePlan],
 ) -> None:
     prompt, cached, plan = case
-    keys, request_keys = prompt.keys()
+    _keys, request_keys = prompt.keys()
     there = {index for index, hit in enumerate(plan.hits) if hit}
     heads_there = {
         (span, offset)
@@ -89,9 +95,13 @@ def test_counts_add_up(case: tuple[Prompt, set[bytes], ReusePlan]) -> None:
     prompt, _, plan = case
     assert 0 <= plan.isolated_tokens <= plan.lookup_tokens
     assert plan.lookup_tokens == plan.reused_tokens + plan.isolated_tokens
-    isolated = sum(len(segment) for segment in plan.segments if segment.kind is SegmentKind.ISOLATED)
+    isolated = sum(
+        len(segment) for segment in plan.segments if segment.kind is SegmentKind.ISOLATED
+    )
     assert isolated == plan.isolated_tokens + plan.isolated_head_tokens
-    contextual = sum(len(segment) for segment in plan.segments if segment.kind is not SegmentKind.ISOLATED)
+    contextual = sum(
+        len(segment) for segment in plan.segments if segment.kind is not SegmentKind.ISOLATED
+    )
     table = -(-len(prompt.tokens) // BLOCK) * BLOCK
     own = table - plan.resume_at
     assert plan.cached_tokens + plan.isolated_tokens + contextual + own == table
@@ -124,7 +134,9 @@ def test_a_missing_span_costs_only_itself(prompt: Prompt, data: st.DataObject) -
 @given(prompts(policy="legolink"))
 def test_an_empty_cache_computes_every_gap(prompt: Prompt) -> None:
     plan = plan_of(prompt, set())
-    expected = sum(end - start for span in prompt.layout.spans for start, end in prompt.policy.gaps(span))
+    expected = sum(
+        end - start for span in prompt.layout.spans for start, end in prompt.policy.gaps(span)
+    )
     assert plan.gap_tokens == expected
     assert plan.cached_tokens == len(plan.aliases) * BLOCK
 

@@ -102,7 +102,9 @@ class SpansCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             self._kept_pages.clear()
         return self._kept_pages
 
-    def _metadata_of(self, stock: CPUAttentionMetadata, scratch: ScratchPass) -> CPUAttentionMetadata:
+    def _metadata_of(
+        self, stock: CPUAttentionMetadata, scratch: ScratchPass
+    ) -> CPUAttentionMetadata:
         rows = slice(scratch.first_row, scratch.last_row)
         starts = stock.query_start_loc[scratch.first_row : scratch.last_row + 1]
         starts = starts - starts[0]
@@ -235,7 +237,12 @@ class SpansCPUAttentionImpl(CPUAttentionBackendImpl):
             rotated.shape[0], num_heads, block_size * 2, -1
         ).chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(
-            key.view(num_tokens, num_heads, -1), value, key_cache, value_cache, scratch.slots, layer.isa
+            key.view(num_tokens, num_heads, -1),
+            value,
+            key_cache,
+            value_cache,
+            scratch.slots,
+            layer.isa,
         )
 
     def _rotated_cache(self, kv_cache: torch.Tensor, num_pages: int, kept: bool) -> torch.Tensor:

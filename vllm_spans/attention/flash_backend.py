@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -104,7 +108,9 @@ class SpansFlashMetadata:
 class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
     """Splits a step into decode and prefill rows and places the latter in the scratch cache."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    _cudagraph_support: ClassVar[AttentionCGSupport] = (
+        AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    )
 
     def __init__(
         self,
@@ -165,11 +171,17 @@ class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
         lens = common.seq_lens_cpu_upper_bound
         assert lens is not None, "prefill rows have exact lengths on the host"
         seq_lens = lens[num_decodes : common.num_reqs].numpy()
-        plans = plan_gather(groups, seq_lens, self._block_size, self._blocks_per_page, self._capacity)
+        plans = plan_gather(
+            groups, seq_lens, self._block_size, self._blocks_per_page, self._capacity
+        )
         return [self._pass(common, num_decodes, plan, seq_lens) for plan in plans]
 
     def _pass(
-        self, common: CommonAttentionMetadata, num_decodes: int, plan: GatherPass, seq_lens: np.ndarray
+        self,
+        common: CommonAttentionMetadata,
+        num_decodes: int,
+        plan: GatherPass,
+        seq_lens: np.ndarray,
     ) -> PrefillPass:
         first, last = num_decodes + plan.first_row, num_decodes + plan.last_row
         num_groups, num_rows = len(plan.group_rows), last - first
@@ -296,7 +308,12 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
 
     @classmethod
     def allocate_scratch(
-        cls, vllm_config: VllmConfig, kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        vllm_config: VllmConfig,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> torch.Tensor:
         """Allocate the scratch cache, before vLLM measures how much memory is left for KV."""
         block_size = vllm_config.cache_config.block_size
@@ -310,5 +327,7 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
 
 def scratch_pages(vllm_config: VllmConfig, page_tokens: int) -> int:
     """Pages of the scratch cache: one sequence of the greatest length and one step of isolated rows beside it."""
-    tokens = vllm_config.model_config.max_model_len + vllm_config.scheduler_config.max_num_batched_tokens
+    tokens = (
+        vllm_config.model_config.max_model_len + vllm_config.scheduler_config.max_num_batched_tokens
+    )
     return -(-tokens // page_tokens) + vllm_config.scheduler_config.max_num_seqs

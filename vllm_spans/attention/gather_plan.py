@@ -34,7 +34,11 @@ class GatherPass:
 
 
 def plan_gather(
-    groups: Sequence[str], seq_lens: np.ndarray, block_size: int, blocks_per_page: int, capacity: int
+    groups: Sequence[str],
+    seq_lens: np.ndarray,
+    block_size: int,
+    blocks_per_page: int,
+    capacity: int,
 ) -> list[GatherPass]:
     """Place the groups of a step in the scratch cache.
 

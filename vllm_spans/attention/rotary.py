@@ -13,7 +13,9 @@ from torch import nn
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
-from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import LinearScalingRotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import (
+    LinearScalingRotaryEmbedding,
+)
 from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.ntk_scaling_rope import NTKScalingRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
@@ -97,7 +99,9 @@ def install_query_rotary(
             continue
         # Not ``named_children``: that names an instance once, and a module may hold it under two names.
         found = {
-            name: child for name, child in owner._modules.items() if isinstance(child, RotaryEmbeddingBase)
+            name: child
+            for name, child in owner._modules.items()
+            if isinstance(child, RotaryEmbeddingBase)
         }
         if len({id(embedding) for embedding in found.values()}) > 1:
             raise RotaryError(f"{owner_name} has several rotary embeddings: {', '.join(found)}")
@@ -108,7 +112,9 @@ def install_query_rotary(
                     f"{owner_name}.{name} is a {type(embedding).__name__}; spans handle "
                     f"{', '.join(cls.__name__ for cls in SUPPORTED_ROTARY)}"
                 )
-            rotary = LayerRotary(embedding.cos_sin_cache, embedding.head_size, embedding.is_neox_style)
+            rotary = LayerRotary(
+                embedding.cos_sin_cache, embedding.head_size, embedding.is_neox_style
+            )
             setattr(owner, name, QueryRotary(embedding))
         if rotary is None and not may_lack_rope:
             raise RotaryError(

@@ -76,7 +76,9 @@ class RotatedPages:
         table = block_table[:, :width].to(torch.int64)
         places = torch.arange(width, dtype=torch.int64)
         reads = places[None, :] < counts[:, None]
-        pairs, inverse = torch.unique((table * self._max_places + places)[reads], return_inverse=True)
+        pairs, inverse = torch.unique(
+            (table * self._max_places + places)[reads], return_inverse=True
+        )
         if pairs.shape[0] > self._capacity:
             return None
         at, known = self._find(pairs)
@@ -123,7 +125,11 @@ class RotatedPages:
         keep = torch.ones(self._pairs.shape[0], dtype=torch.bool)
         keep[indices] = False
         self._free = torch.cat((self._free, self._pages[indices]))
-        self._pairs, self._pages, self._used = self._pairs[keep], self._pages[keep], self._used[keep]
+        self._pairs, self._pages, self._used = (
+            self._pairs[keep],
+            self._pages[keep],
+            self._used[keep],
+        )
 
     def _take(self, count: int) -> torch.Tensor:
         """Free pages: new ones up to the capacity, then those that have not been read for longest."""

@@ -23,4 +23,8 @@ class SpansCPUWorker(CPUWorker):
             may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
         )
         without = sum(rotary is None for rotary in layers.values())
-        logger.info("spans: K of %d attention layers is cached un-rotated (%d without RoPE)", len(layers), without)
+        logger.info(
+            "spans: K of %d attention layers is cached un-rotated (%d without RoPE)",
+            len(layers),
+            without,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from vllm_spans.core.plan import make_plan
@@ -62,7 +63,7 @@ def explain_request(
             "end": end,
             "cached_tokens": size * sum(cached[start // size : end // size]),
         }
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in itertools.pairwise(edges)
     ]
     result: dict[str, Any] = {"pieces": pieces, "block_size": size}
     if spans is not None and spans.keys is not None:

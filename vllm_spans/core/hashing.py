@@ -2,8 +2,10 @@
 
 Exact chain E: the stock chain from the prompt's start, so prefix blocks are shared with ordinary requests. In a
 span it folds in, instead of the tokens, which blocks are recomputed in context and the key of the span as a whole:
-that is all of the layout and the policy that the KV of what follows depends on. Span chain S: starts anew at every plus span from a root made of the tenant's
-salt, the LoRA adapter and the model, so that it depends on nothing before the span.
+that is all of the layout and the policy that the KV of what follows depends on.
+
+Span chain S: starts anew at every plus span from a root made of the tenant's salt, the LoRA adapter and the model, so
+that it depends on nothing before the span.
 
 A block's key is S inside a plus span past its gap, E everywhere else. No S key can equal an E key: each folds
 in a word of its own.
@@ -70,7 +72,9 @@ class SpanKeyMemo:
             return known
         parent, keys = root, []
         for start in range(0, len(tokens), self._block_size):
-            parent = self._hash_fn((parent, content[1][start : start + self._block_size], SPAN_DOMAIN))
+            parent = self._hash_fn(
+                (parent, content[1][start : start + self._block_size], SPAN_DOMAIN)
+            )
             keys.append(parent)
         self._keys[content] = result = tuple(keys)
         self._size += len(tokens)

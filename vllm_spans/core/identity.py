@@ -37,7 +37,9 @@ _last: EngineIdentity | None = None
 def announce(vllm_config: VllmConfig) -> EngineIdentity:
     """Leave the identity of the engine whose scheduler is being built."""
     global _last
-    _last = EngineIdentity(SpansConfig.from_vllm_config(vllm_config), model_fingerprint(vllm_config))
+    _last = EngineIdentity(
+        SpansConfig.from_vllm_config(vllm_config), model_fingerprint(vllm_config)
+    )
     return _last
 
 
@@ -61,7 +63,8 @@ def model_fingerprint(config: VllmConfig) -> str:
         "revision": model.revision,
         "dtype": str(model.dtype),
         "quantization": model.quantization,
-        "rope": getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None),
+        "rope": getattr(text_config, "rope_parameters", None)
+        or getattr(text_config, "rope_scaling", None),
         "theta": getattr(text_config, "rope_theta", None),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -6,6 +6,7 @@ The layout travels in ``SamplingParams.extra_args`` under the names that the spa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,8 @@ class SpanLayout:
         both = set(plus).intersection(cross)
         if both:
             raise SpanLayoutError(
-                f"offset {min(both)} is in {SPAN_STARTS} and in {CROSS_SPAN_STARTS}", CROSS_SPAN_STARTS
+                f"offset {min(both)} is in {SPAN_STARTS} and in {CROSS_SPAN_STARTS}",
+                CROSS_SPAN_STARTS,
             )
         if cross and cross[0] < plus[0]:
             raise SpanLayoutError(
@@ -102,7 +104,7 @@ class SpanLayout:
             )
         last_block = (num_prompt_tokens - 1) // block_size * block_size
         borders = sorted([*plus, *cross, num_prompt_tokens])
-        end_of = dict(zip(borders, borders[1:], strict=False))
+        end_of = dict(itertools.pairwise(borders))
         spans = tuple(
             Span(start, min(end_of[start], last_block)) for start in plus if start < last_block
         )
@@ -123,7 +125,9 @@ def _offsets(
     for index, value in enumerate(values):
         where = f"{name}[{index}] = {value}"
         if not 0 <= value < num_prompt_tokens:
-            raise SpanLayoutError(f"{where} lies outside the prompt of {num_prompt_tokens} tokens", name)
+            raise SpanLayoutError(
+                f"{where} lies outside the prompt of {num_prompt_tokens} tokens", name
+            )
         if value % block_size:
             raise SpanLayoutError(f"{where} is not a multiple of the block size {block_size}", name)
         if value <= previous:

@@ -140,7 +140,9 @@ def make_plan(
         )
 
     contextual = [
-        block for block in range(num_blocks) if not hits[block] and kinds[block] is not SegmentKind.ISOLATED
+        block
+        for block in range(num_blocks)
+        if not hits[block] and kinds[block] is not SegmentKind.ISOLATED
     ]
     segments, resume_at = _order(contextual, kinds, owner, isolated, block_size)
     lookup = sum(kind is SegmentKind.ISOLATED for kind in kinds)
@@ -165,7 +167,8 @@ def _classify(
     """What each block is, and the span it belongs to; ``ISOLATED`` stands for a span block past its gap."""
     prefix_blocks = layout.prefix_end // block_size
     kinds = [
-        SegmentKind.PREFIX if block < prefix_blocks else SegmentKind.CROSS for block in range(num_blocks)
+        SegmentKind.PREFIX if block < prefix_blocks else SegmentKind.CROSS
+        for block in range(num_blocks)
     ]
     owner: list[int | None] = [None] * num_blocks
     for index, span in enumerate(layout.spans):
@@ -190,11 +193,15 @@ def _order(
     segments: list[Segment] = []
     waiting = list(reversed(isolated))
     for run_start, run_end in contextual_runs:
-        for first, last in _same(range(run_start, run_end), lambda block: (kinds[block], owner[block])):
+        for first, last in _same(
+            range(run_start, run_end), lambda block: (kinds[block], owner[block])
+        ):
             # A token sees what stands before it: that must be there, and what comes later need not.
             while waiting and waiting[-1].start < first * block_size:
                 segments.append(waiting.pop())
-            segments.append(Segment(kinds[first], first * block_size, last * block_size, owner[first]))
+            segments.append(
+                Segment(kinds[first], first * block_size, last * block_size, owner[first])
+            )
     segments.extend(reversed(waiting))
     return segments, resume_block * block_size
 

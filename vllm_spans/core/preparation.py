@@ -197,7 +197,9 @@ class Preparation:
             for block in range(start // size, end // size)
         }
         cold = {
-            block - first for segment in mine for block in range(segment.start // size, segment.end // size)
+            block - first
+            for segment in mine
+            for block in range(segment.start // size, segment.end // size)
         }
         needed = {offset for offset in heads if offset < max(cold - heads)}
         held = {}

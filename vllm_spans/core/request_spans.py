@@ -55,7 +55,10 @@ class RequestSpans:
 
 
 def read_spans(
-    extra_args: Mapping[str, Any] | None, num_prompt_tokens: int, block_size: int, config: SpansConfig
+    extra_args: Mapping[str, Any] | None,
+    num_prompt_tokens: int,
+    block_size: int,
+    config: SpansConfig,
 ) -> RequestSpans | None:
     """Read and check the span arguments of a request.
 
@@ -83,7 +86,8 @@ def read_spans(
     name = extra_args.get(SPAN_GAP_POLICY, config.gap_policy)
     if name not in GAP_POLICIES:
         raise SpanLayoutError(
-            f"gap policy {name!r} is not known; use one of {', '.join(GAP_POLICIES)}", SPAN_GAP_POLICY
+            f"gap policy {name!r} is not known; use one of {', '.join(GAP_POLICIES)}",
+            SPAN_GAP_POLICY,
         )
     length = extra_args.get(SPAN_GAP_LENGTH, config.gap_length)
     if type(length) is not int or length <= 0 or length % block_size:
@@ -94,7 +98,8 @@ def read_spans(
     pads = extra_args.get(SPAN_PAD_TOKENS, 0)
     if type(pads) is not int or not 0 <= pads <= num_prompt_tokens:
         raise SpanLayoutError(
-            f"{SPAN_PAD_TOKENS} = {pads!r} must be between 0 and {num_prompt_tokens}", SPAN_PAD_TOKENS
+            f"{SPAN_PAD_TOKENS} = {pads!r} must be between 0 and {num_prompt_tokens}",
+            SPAN_PAD_TOKENS,
         )
     return RequestSpans(layout, make_policy(name, length), pads)
 

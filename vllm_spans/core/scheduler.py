@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 class SpanSchedulerMixin(Scheduler):
     """What spans add to either scheduler of vLLM."""
 
+    max_num_scheduled_tokens: int
+    max_num_active_reqs: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.hash_block_size != self.block_size:
@@ -98,9 +101,7 @@ class SpanSchedulerMixin(Scheduler):
             return False
         return self._lora_fits(request)
 
-    def _get_local_prefix_cache_hit(
-        self, request: Request
-    ) -> tuple[KVCacheBlocks, int, int, bool]:
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         if request.request_id in self._unplanned or request.request_id in self._preparing:
             # In preparation with nothing in front of its own segment: its table is complete already.
             return self.kv_cache_manager.empty_kv_cache_blocks, 0, 0, False
@@ -158,7 +159,12 @@ class SpanSchedulerMixin(Scheduler):
     def _row_budget(self) -> RowBudget:
         """What this step has left after the running requests, which were admitted earlier."""
         wanted = sum(
-            max(0, request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)
+            max(
+                0,
+                request.num_tokens_with_spec
+                + request.num_output_placeholders
+                - request.num_computed_tokens,
+            )
             for request in self.running
         )
         running = len(self.running) + self.num_waiting_for_streaming_input

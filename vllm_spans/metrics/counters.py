@@ -36,14 +36,19 @@ ENGINE_COUNTERS = (
         "lookup_tokens",
         "Span tokens past their gap that were looked up; equals reused plus isolated tokens.",
     ),
-    CounterSpec("reused_tokens", "Looked-up span tokens whose KV was reused, by tier.", "tier", ("gpu",)),
+    CounterSpec(
+        "reused_tokens", "Looked-up span tokens whose KV was reused, by tier.", "tier", ("gpu",)
+    ),
     CounterSpec("isolated_tokens", "Looked-up span tokens whose KV was computed in isolation."),
     CounterSpec(
         "isolated_head_tokens",
         "Gap tokens computed in isolation too, because a cold block behind them attends to them.",
     ),
     CounterSpec(
-        "gap_tokens", "Gap tokens recomputed in the request's context, by policy.", "policy", GAP_POLICIES
+        "gap_tokens",
+        "Gap tokens recomputed in the request's context, by policy.",
+        "policy",
+        GAP_POLICIES,
     ),
     CounterSpec("pad_tokens", "Pad tokens in prompts with spans."),
     CounterSpec(

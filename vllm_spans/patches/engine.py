@@ -152,7 +152,11 @@ def _patch_process_inputs() -> None:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = stock(self, *args, **kwargs)
         params = request.sampling_params
-        if params is not None and params.extra_args and not params.extra_args.keys().isdisjoint(SPAN_ARGS):
+        if (
+            params is not None
+            and params.extra_args
+            and not params.extra_args.keys().isdisjoint(SPAN_ARGS)
+        ):
             try:
                 check_request(request, self.vllm_config)
             except SpanLayoutError as error:
@@ -176,16 +180,22 @@ def check_request(request: Any, config: VllmConfig) -> None:
 
     block_size = config.cache_config.block_size
     if request.prompt_token_ids is None:
-        raise SpanLayoutError("spans need a prompt of token ids, not of embeddings", "prompt_embeds")
+        raise SpanLayoutError(
+            "spans need a prompt of token ids, not of embeddings", "prompt_embeds"
+        )
     num_tokens = len(request.prompt_token_ids)
     spans = read_spans(
-        request.sampling_params.extra_args, num_tokens, block_size, SpansConfig.from_vllm_config(config)
+        request.sampling_params.extra_args,
+        num_tokens,
+        block_size,
+        SpansConfig.from_vllm_config(config),
     )
     if spans is None:
         return
     if request.sampling_params.prompt_logprobs is not None:
         raise SpanLayoutError(
-            "prompt_logprobs are not available with spans: reused tokens are not computed", "prompt_logprobs"
+            "prompt_logprobs are not available with spans: reused tokens are not computed",
+            "prompt_logprobs",
         )
     if request.mm_features:
         raise SpanLayoutError("spans and multimodal inputs cannot be in one request", "messages")
@@ -196,7 +206,8 @@ def check_request(request: Any, config: VllmConfig) -> None:
     need = -(-(num_tokens + 1) // block_size) + heads + 1
     if have and need > have:
         raise SpanLayoutError(
-            f"the request needs {need} KV blocks of {block_size} tokens, the engine has {have}", "messages"
+            f"the request needs {need} KV blocks of {block_size} tokens, the engine has {have}",
+            "messages",
         )
 
 
@@ -244,7 +255,8 @@ def _register_attention() -> None:
 
     if current_platform.is_cpu():
         register_backend(
-            AttentionBackendEnum.CPU_ATTN, "vllm_spans.attention.cpu_backend.SpansCPUAttentionBackend"
+            AttentionBackendEnum.CPU_ATTN,
+            "vllm_spans.attention.cpu_backend.SpansCPUAttentionBackend",
         )
     elif current_platform.is_cuda():
         register_backend(

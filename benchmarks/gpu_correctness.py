@@ -1,0 +1,162 @@
+"""Invariants of the design on the GPU, in bfloat16, before any timing.
+
+A tiny random Llama whose wide initialisation makes it sensitive to its context. Noise is what stock vLLM shows between
+a request run alone and in a full batch.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_engine import Corpus, Engine, engines, say
+
+VOCABULARY = 4000
+BLOCK = 16
+STEPS = 16
+
+
+def save_model(folder: Path) -> Path:
+    """A Llama of 4 layers with the head geometry of the large shape."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=16384,
+        initializer_range=0.1,
+    )
+    path = folder / "tiny"
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+class Comparison:
+    """Greedy steps of two runs of the same requests, up to the first token that differs."""
+
+    def __init__(self) -> None:
+        self.steps = self.equal = 0
+        self.difference = 0.0
+
+    def add(self, left: dict[str, Any], right: dict[str, Any]) -> None:
+        for a, b, entries_a, entries_b in zip(
+            left["tokens"], right["tokens"], left["logprobs"], right["logprobs"], strict=True
+        ):
+            self.steps += 1
+            common = entries_a.keys() & entries_b.keys()
+            self.difference = max(
+                [self.difference, *(abs(entries_a[t] - entries_b[t]) for t in common)]
+            )
+            if a != b:
+                break
+            self.equal += 1
+
+    def result(self) -> dict[str, float]:
+        return {
+            "steps": self.steps,
+            "same": self.equal / self.steps,
+            "max_logprob_difference": self.difference,
+        }
+
+
+def check(folder: Path, logs: Path) -> dict[str, Any]:
+    """Compare and report.
+
+    Returns:
+        Per comparison the share of equal greedy steps and the largest logprob difference.
+    """
+    model = save_model(folder)
+    arguments = {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "max_model_len": 8192,
+        "gpu_memory_utilization": 0.1,
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+        },
+    }
+    result: dict[str, Any] = {}
+
+    def report(name: str, comparison: Comparison) -> None:
+        result[name] = comparison.result()
+        say(f"{name}: {result[name]}")
+
+    def run(
+        engine: Engine, requests: list[dict[str, Any]], together: bool = False
+    ) -> list[dict[str, Any]]:
+        if together:
+            return engine.ask("run", requests=requests, max_tokens=STEPS, logprobs=3)["outputs"]  # type: ignore[no-any-return]
+        return [
+            engine.ask("run", requests=[r], max_tokens=STEPS, logprobs=3)["outputs"][0]
+            for r in requests
+        ]
+
+    def compare(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Comparison:
+        comparison = Comparison()
+        for a, b in zip(left, right, strict=True):
+            comparison.add(a, b)
+        return comparison
+
+    corpus, rng = Corpus(11, VOCABULARY), random.Random(12)
+    documents = [corpus.tokens(BLOCK * rng.randint(3, 24)) for _ in range(12)]
+    plain = [{"tokens": corpus.tokens(rng.randint(20, 1500))} for _ in range(24)]
+    spanned = []
+    for policy in ("none", "legolink"):
+        for _ in range(8):
+            chosen = rng.sample(documents, rng.randint(2, 8))
+            tokens, layout = corpus.prompt(
+                chosen, prefix=BLOCK * rng.randint(0, 4), question=rng.randint(1, 60)
+            )
+            spanned.append({"tokens": tokens, "extra_args": layout | {"span_gap_policy": policy}})
+    full = [{**r, "extra_args": r["extra_args"] | {"span_gap_policy": "full"}} for r in spanned]  # type: ignore[operator]
+    without = [{"tokens": r["tokens"]} for r in spanned]
+
+    with engines(arguments, logs) as (stock, spans):
+        alone = run(stock, plain)
+        stock.ask("reset")
+        report("noise: stock alone / in a batch", compare(alone, run(stock, plain, together=True)))
+        report("no spans alone / stock", compare(run(spans, plain), alone))
+        spans.ask("reset")
+        report(
+            "no spans in a batch / stock alone", compare(run(spans, plain, together=True), alone)
+        )
+        oracle = run(stock, without)
+        report("policy full / stock", compare(run(spans, full), oracle))
+        cold = []
+        for request in spanned:
+            spans.ask("reset")
+            cold += run(spans, [request])
+        report("legolink and none / full (must differ)", compare(cold, oracle))
+        spans.ask("reset")
+        run(spans, spanned)
+        warm = run(spans, spanned)
+        report("warm / cold", compare(warm, cold))
+        report("warm, in a batch / cold", compare(run(spans, spanned, together=True), cold))
+        spans.ask("reset")
+        report(
+            "cold, in a batch / cold",
+            compare(run(spans, spanned + plain, together=True)[: len(cold)], cold),
+        )
+        report("no spans after spans / stock", compare(run(spans, plain), alone))
+    for name, limits in {
+        "a tiny cache": {"num_gpu_blocks_override": 300, "max_num_seqs": 8},
+        "small budgets": {"max_num_batched_tokens": 256, "max_num_seqs": 4},
+    }.items():
+        engine = Engine("spans", True, {**arguments, **limits}, logs / "tiny.log")
+        try:
+            say(f"{name}: {engine.ready()}")
+            report(f"{name} / cold", compare(run(engine, spanned, together=True), cold))
+            report(f"{name}, again / cold", compare(run(engine, spanned, together=True), cold))
+        finally:
+            engine.close()
+    return result
