@@ -132,6 +132,9 @@ class SpanHasher:
 
     def __call__(self, request: Request) -> list[BlockHash]:
         """Keys of the request's full blocks that have none yet."""
+        # vLLM asks after every token; most complete no block.
+        if request.num_tokens < (len(request.block_hashes) + 1) * self._block_size:
+            return []
         spans = self.spans_of(request)
         if spans is None or spans.keys is None:
             return self._stock(request)
