@@ -73,7 +73,6 @@ class PrefillPass:
         block_table: ``[rows, columns]`` blocks of the rows, for those that lead a group.
         groups: ``[3, groups]`` int32: leading row, blocks, first scratch block.
         max_blocks: Most blocks of a group.
-        num_pages: Pages of the scratch cache that are used.
         stock: Stock metadata over the scratch cache.
     """
 
@@ -130,12 +129,16 @@ class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
         self._capacity = scratch_pages(vllm_config, self._block_size * self._blocks_per_page)
         self._max_model_len = model.max_model_len
         self._workspace = DecodeWorkspace.create(
-            max_rows=scheduler.max_num_seqs,
+            max_rows=max(
+                scheduler.max_num_seqs,
+                vllm_config.compilation_config.max_cudagraph_capture_size or 0,
+            ),
             kv_heads=kv_cache_spec.num_kv_heads,
             group=self._stock.num_heads_q // kv_cache_spec.num_kv_heads,
             head_size=kv_cache_spec.head_size,
             max_seq_len=model.max_model_len,
             device=device,
+            kv_dtype=kv_cache_spec.dtype,
         )
         self._columns = torch.arange(self._capacity + 1, dtype=torch.int32, device=device)
 
