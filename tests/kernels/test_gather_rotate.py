@@ -145,7 +145,7 @@ def test_block_sizes(block_size: int, device: str) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [GatherConfig(16, 1, 0, 4), GatherConfig(64, 4, 2, 4), GatherConfig(8, 2, 2, 1)],
+    [GatherConfig(16, 1, 4), GatherConfig(64, 8, 4), GatherConfig(8, 2, 1)],
     ids=str,
 )
 def test_launch_shapes(config: GatherConfig, device: str) -> None:

@@ -21,7 +21,16 @@ import torch
 import triton
 import triton.language as tl
 
-from .rotation import FP8_DTYPES, HeadSplit, check_paged, load_cos_sin, load_pairs, rotate_pairs
+from .rotation import (
+    FP8_DTYPES,
+    HeadSplit,
+    check_paged,
+    for_heads,
+    load_cos_sin,
+    load_pairs,
+    rotate_pairs,
+    split_pairs,
+)
 
 LOG2E = 1.4426950408889634
 
@@ -35,7 +44,7 @@ class DecodeConfig:
     Attributes:
         columns: (token, KV head) pairs in one tile, a power of two.
         warps: Warps per program.
-        stages: Tiles in flight.
+        stages: Depth of Triton's pipeline; 0 keeps the next tile in registers instead.
         programs: Programs per multiprocessor that the work is cut into.
     """
 
@@ -179,6 +188,46 @@ def _operand(x, dtype: tl.constexpr, WIDE: tl.constexpr):
     return x.to(tl.float32) if WIDE else x
 
 
+@triton.jit
+def _load_blocks(table_row, position, high, BLOCK_SIZE: tl.constexpr):
+    """Blocks of the positions before ``high``; 0 past it."""
+    return tl.load(table_row + position // BLOCK_SIZE, mask=position < high, other=0).to(tl.int64)
+
+
+@triton.jit
+def _load_keys(
+    rows,
+    valid,
+    cos_sin,
+    stride_cos,
+    position,
+    high,
+    last_position,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    REST: tl.constexpr,
+    REST_PADDED: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+):
+    """K of a tile with the cos and sin of its tokens; 0 stands for what the head does not have."""
+    first, second, rest, cos, sin = 0, 0, 0, 0, 0
+    if PAIRS > 0:
+        first, second = load_pairs(rows, valid, PAIRS, PAIRS_PADDED, IS_NEOX)
+        cos, sin = load_cos_sin(
+            cos_sin,
+            stride_cos,
+            tl.minimum(position, last_position),
+            position < high,
+            PAIRS,
+            PAIRS_PADDED,
+        )
+    if REST > 0:
+        extra = tl.arange(0, REST_PADDED)[None, :]
+        mask = valid if REST == REST_PADDED else valid & (extra < REST)
+        rest = tl.load(rows + 2 * PAIRS + extra, mask=mask, other=0.0)
+    return first, second, rest, cos, sin
+
+
 # Arguments that change from call to call must not ask for another compilation: it would come during graph capture.
 @triton.jit(
     do_not_specialize=["rows", "target_chunks", "last_position"],
@@ -230,6 +279,7 @@ def _decode_chunks_kernel(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     head_part = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -301,48 +351,98 @@ def _decode_chunks_kernel(
     own_head = q_head[:, None] == (column % HEADS)[None, :]
     column_token = column // HEADS
     token = tl.arange(0, TOKENS)
-    head = (head_part * HEADS + tl.arange(0, HEADS))[None, :, None]
-    element = tl.arange(0, HEAD_PADDED)[None, None, :]
+    head = (head_part * HEADS + column % HEADS).to(tl.int64)
+    key_of_head = key + head * stride_kh
+    value_of_head = value + head * stride_vh
+    element = tl.arange(0, HEAD_PADDED)[None, :]
     table_row = table + row.to(tl.int64) * stride_table
 
     accumulator = tl.zeros([Q_ROWS, HEAD_PADDED], tl.float32)
     maximum = tl.full([Q_ROWS], -1.0e30, tl.float32)
     weight = tl.zeros([Q_ROWS], tl.float32)
-    for start in tl.range(low, high, TOKENS, num_stages=STAGES):
-        position = start + token
-        valid = position < high
-        block = tl.load(table_row + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
-        inside = position % BLOCK_SIZE
-        there = valid[:, None, None]
-        k_pointers = (key + block * stride_kb + inside * stride_kt)[
-            :, None, None
-        ] + head * stride_kh
-        scores = tl.zeros([Q_ROWS, COLUMNS], tl.float32)
-        if PAIRS > 0:
-            cos, sin = load_cos_sin(
+
+    # With PREFETCH the next tile is loaded into registers while this one is worked on, and the blocks of the one after
+    # that are looked up; otherwise Triton's pipeline copies tiles to shared memory ahead of time.
+    if PREFETCH:
+        block = _load_blocks(table_row, low + column_token, high, BLOCK_SIZE)
+        position = low + column_token
+        there = (position < high)[:, None]
+        rows_k = (key_of_head + block * stride_kb + position % BLOCK_SIZE * stride_kt)[:, None]
+        rows_v = (value_of_head + block * stride_vb + position % BLOCK_SIZE * stride_vt)[:, None]
+        first, second, rest, cos, sin = _load_keys(
+            rows_k,
+            there,
+            cos_sin,
+            stride_cos,
+            low + token,
+            high,
+            last_position,
+            PAIRS,
+            PAIRS_PADDED,
+            REST,
+            REST_PADDED,
+            IS_NEOX,
+        )
+        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
+        v = tl.load(rows_v + element, mask=v_mask, other=0.0)
+        block = _load_blocks(table_row, low + TOKENS + column_token, high, BLOCK_SIZE)
+    for start in tl.range(low, high, TOKENS, num_stages=1 if PREFETCH else STAGES):
+        if PREFETCH:
+            position = start + TOKENS + column_token
+        else:
+            position = start + column_token
+            block = _load_blocks(table_row, position, high, BLOCK_SIZE)
+        there = (position < high)[:, None]
+        rows_k = (key_of_head + block * stride_kb + position % BLOCK_SIZE * stride_kt)[:, None]
+        rows_v = (value_of_head + block * stride_vb + position % BLOCK_SIZE * stride_vt)[:, None]
+        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
+        if not PREFETCH:
+            first, second, rest, cos, sin = _load_keys(
+                rows_k,
+                there,
                 cos_sin,
                 stride_cos,
-                tl.minimum(position, last_position),
-                valid,
+                start + token,
+                high,
+                last_position,
                 PAIRS,
                 PAIRS_PADDED,
+                REST,
+                REST_PADDED,
+                IS_NEOX,
             )
-            first, second = load_pairs(k_pointers, there, PAIRS, PAIRS_PADDED, IS_NEOX)
-            first, second = rotate_pairs(first, second, cos, sin)
-            first = tl.reshape(_operand(first, q_type, WIDE), (COLUMNS, PAIRS_PADDED))
-            second = tl.reshape(_operand(second, q_type, WIDE), (COLUMNS, PAIRS_PADDED))
+            v = tl.load(rows_v + element, mask=v_mask, other=0.0)
+
+        scores = tl.zeros([Q_ROWS, COLUMNS], tl.float32)
+        if PAIRS > 0:
+            first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
+            first, second = rotate_pairs(
+                first, second, for_heads(cos, HEADS), for_heads(sin, HEADS)
+            )
+            first = _operand(first, q_type, WIDE)
+            second = _operand(second, q_type, WIDE)
             scores = tl.dot(q_first, tl.trans(first), scores, input_precision=PRECISION)
             scores = tl.dot(q_second, tl.trans(second), scores, input_precision=PRECISION)
         if REST > 0:
-            if REST == REST_PADDED:
-                rest_mask = there
-            else:
-                rest_mask = there & (extra < REST)[None, None, :]
-            rest = tl.load(k_pointers + 2 * PAIRS + extra[None, None, :], mask=rest_mask, other=0.0)
             if IS_FP8:
                 rest = rest.to(tl.float32)
-            rest = tl.reshape(_operand(rest, q_type, WIDE), (COLUMNS, REST_PADDED))
+            rest = _operand(rest, q_type, WIDE)
             scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
+        if PREFETCH:
+            first, second, rest, cos, sin = _load_keys(
+                rows_k,
+                there,
+                cos_sin,
+                stride_cos,
+                start + TOKENS + token,
+                high,
+                last_position,
+                PAIRS,
+                PAIRS_PADDED,
+                REST,
+                REST_PADDED,
+                IS_NEOX,
+            )
 
         # Scores are in powers of two from here on.
         scores *= score_scale
@@ -356,21 +456,19 @@ def _decode_chunks_kernel(
         weights = tl.where(visible, tl.exp2(scores - new_maximum[:, None]), 0.0)
         weight = weight * shrink + tl.sum(weights, 1)
         maximum = new_maximum
-
-        v_pointers = (value + block * stride_vb + inside * stride_vt)[
-            :, None, None
-        ] + head * stride_vh
-        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
-        v = tl.load(v_pointers + element, mask=v_mask, other=0.0)
         if IS_FP8:
-            v = v.to(tl.float32)
-        v = tl.reshape(_operand(v, q_type, WIDE), (COLUMNS, HEAD_PADDED))
+            v_operand = _operand(v.to(tl.float32), q_type, WIDE)
+        else:
+            v_operand = _operand(v, q_type, WIDE)
         accumulator = tl.dot(
             _operand(weights, q_type, WIDE),
-            v,
+            v_operand,
             accumulator * shrink[:, None],
             input_precision=PRECISION,
         )
+        if PREFETCH:
+            v = tl.load(rows_v + element, mask=v_mask, other=0.0)
+            block = _load_blocks(table_row, position + TOKENS, high, BLOCK_SIZE)
 
     slot = (chunk.to(tl.int64) * tl.num_programs(0) + head_part) * Q_ROWS + q_row
     tl.store(maxima + slot, maximum)
@@ -566,6 +664,7 @@ def decode_attention(
         WIDE=_INTERPRETED,
         PRECISION="ieee",
         STAGES=config.stages,
+        PREFETCH=config.stages == 0,
         num_warps=config.warps,
     )
     # With few rows a program per head keeps enough of the device busy; with many, fewer and larger programs cost less.

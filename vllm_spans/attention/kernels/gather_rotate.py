@@ -15,7 +15,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .rotation import FP8_DTYPES, HeadSplit, check_paged, load_cos_sin, load_pairs, rotate_pairs
+from .rotation import (
+    FP8_DTYPES,
+    HeadSplit,
+    check_paged,
+    load_cos_sin,
+    load_pairs,
+    rotate_pairs,
+    split_pairs,
+)
 
 
 @dataclass(frozen=True)
@@ -24,18 +32,16 @@ class GatherConfig:
 
     Attributes:
         tokens: Token slots per program, a power of two.
-        heads: KV heads in one tile, a power of two.
-        heads_per_program: KV heads that one program walks over, tile by tile; 0 for all of them.
+        heads: KV heads that one program walks over, one after the other.
         warps: Warps per program.
     """
 
     tokens: int
     heads: int
-    heads_per_program: int
     warps: int
 
 
-_CONFIG = GatherConfig(tokens=32, heads=2, heads_per_program=4, warps=4)
+_CONFIG = GatherConfig(tokens=32, heads=4, warps=4)
 
 
 # Arguments that change from call to call must not ask for another compilation.
@@ -78,7 +84,6 @@ def _gather_rotate_kernel(
     IS_NEOX: tl.constexpr,
     IS_FP8: tl.constexpr,
     TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
     HEADS_PER_PROGRAM: tl.constexpr,
 ):
     # Programs that share tokens are neighbours in the grid: they read one stretch of memory and the same cos and sin.
@@ -97,58 +102,57 @@ def _gather_rotate_kernel(
     block = tl.load(table + row * stride_table + page, mask=valid, other=0).to(tl.int64)
     target = tl.load(offsets + group).to(tl.int64) + page
 
-    key_in = (key + block * stride_kb + inside * stride_kt)[:, None, None]
-    value_in = (value + block * stride_vb + inside * stride_vt)[:, None, None]
-    key_to = (key_out + target * stride_okb + inside * stride_okt)[:, None, None]
-    value_to = (value_out + target * stride_ovb + inside * stride_ovt)[:, None, None]
+    key_in = (key + block * stride_kb + inside * stride_kt)[:, None]
+    value_in = (value + block * stride_vb + inside * stride_vt)[:, None]
+    key_to = (key_out + target * stride_okb + inside * stride_okt)[:, None]
+    value_to = (value_out + target * stride_ovb + inside * stride_ovt)[:, None]
     out_type = key_out.dtype.element_ty
 
     if PAIRS > 0:
         # Slots past the end of the table hold no token: a request's last page may reach beyond the longest context.
         position = tl.minimum(slot, last_position)
         cos, sin = load_cos_sin(cos_sin, stride_cos, position, valid, PAIRS, PAIRS_PADDED)
+        cos = cos.to(tl.float32)
+        sin = sin.to(tl.float32)
 
+    valid = valid[:, None]
     first_head = part * HEADS_PER_PROGRAM
-    for step in tl.static_range(0, HEADS_PER_PROGRAM, HEADS):
-        head = (first_head + step + tl.arange(0, HEADS))[None, :, None]
-        there = valid[:, None, None] & (head < KV_HEADS)
-        from_key = key_in + head * stride_kh
-        to_key = key_to + head * stride_okh
+    for head in tl.static_range(0, HEADS_PER_PROGRAM):
+        there = valid & (first_head + head < KV_HEADS)
+        from_key = key_in + (first_head + head) * stride_kh
+        to_key = key_to + (first_head + head) * stride_okh
 
-        # All loads of a step come before its first use, so that they are in flight together.
-        element = tl.arange(0, HEAD_PADDED)[None, None, :]
+        # All loads of a head come before its first use, so that they are in flight together.
+        element = tl.arange(0, HEAD_PADDED)[None, :]
         v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
-        v = tl.load(value_in + head * stride_vh + element, mask=v_mask, other=0.0)
+        v = tl.load(value_in + (first_head + head) * stride_vh + element, mask=v_mask, other=0.0)
         if PAIRS > 0:
             first, second = load_pairs(from_key, there, PAIRS, PAIRS_PADDED, IS_NEOX)
         if REST > 0:
-            extra = tl.arange(0, REST_PADDED)[None, None, :]
+            extra = tl.arange(0, REST_PADDED)[None, :]
             rest_mask = there if REST == REST_PADDED else there & (extra < REST)
             rest = tl.load(from_key + 2 * PAIRS + extra, mask=rest_mask, other=0.0)
 
         if IS_FP8:
             v = v.to(tl.float32) * v_scale
-        tl.store(
-            value_to + head * stride_ovh + element, v.to(value_out.dtype.element_ty), mask=v_mask
-        )
+        to_value = value_to + (first_head + head) * stride_ovh
+        tl.store(to_value + element, v.to(value_out.dtype.element_ty), mask=v_mask)
         if PAIRS > 0:
-            first = first.to(tl.float32)
-            second = second.to(tl.float32)
+            first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
             if IS_FP8:
                 first *= k_scale
                 second *= k_scale
             first, second = rotate_pairs(first, second, cos, sin)
             if IS_NEOX:
-                pair = tl.arange(0, PAIRS_PADDED)[None, None, :]
+                pair = tl.arange(0, PAIRS_PADDED)[None, :]
                 pair_mask = there if PAIRS == PAIRS_PADDED else there & (pair < PAIRS)
                 tl.store(to_key + pair, first.to(out_type), mask=pair_mask)
                 tl.store(to_key + pair + PAIRS, second.to(out_type), mask=pair_mask)
             else:
                 both = tl.reshape(
-                    tl.join(first.to(out_type), second.to(out_type)),
-                    (TOKENS, HEADS, 2 * PAIRS_PADDED),
+                    tl.join(first.to(out_type), second.to(out_type)), (TOKENS, 2 * PAIRS_PADDED)
                 )
-                index = tl.arange(0, 2 * PAIRS_PADDED)[None, None, :]
+                index = tl.arange(0, 2 * PAIRS_PADDED)[None, :]
                 both_mask = there if PAIRS == PAIRS_PADDED else there & (index < 2 * PAIRS)
                 tl.store(to_key + index, both, mask=both_mask)
         if REST > 0:
@@ -220,9 +224,7 @@ def gather_rotate(
         return
     split = HeadSplit.of(head_size, cos_sin_cache)
     config = config or _CONFIG
-    heads = min(config.heads, triton.next_power_of_2(kv_heads))
-    per_program = config.heads_per_program or kv_heads
-    per_program = triton.cdiv(min(per_program, kv_heads), heads) * heads
+    per_program = min(config.heads, kv_heads)
     tokens = min(config.tokens, triton.next_power_of_2(max_pages * block_size))
     parts = triton.cdiv(kv_heads, per_program)
     grid = (triton.cdiv(max_pages * block_size, tokens) * parts, groups)
@@ -256,7 +258,6 @@ def gather_rotate(
         IS_NEOX=is_neox,
         IS_FP8=is_fp8,
         TOKENS=tokens,
-        HEADS=heads,
         HEADS_PER_PROGRAM=per_program,
         num_warps=config.warps,
     )

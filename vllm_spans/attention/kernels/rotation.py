@@ -29,9 +29,7 @@ class HeadSplit:
     rest_padded: int
 
     @classmethod
-    def of(
-        cls, head_size: int, cos_sin_cache: torch.Tensor | None, smallest: int = 1
-    ) -> HeadSplit:
+    def of(cls, head_size: int, cos_sin_cache: torch.Tensor | None, smallest: int = 1) -> HeadSplit:
         """Split a head by the width of its cos/sin table.
 
         Args:
@@ -89,24 +87,35 @@ def rotate_pairs(first, second, cos, sin):
 
 @triton.jit
 def load_pairs(
-    pointers, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
+    rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
 ):
-    """Load the two halves of the rotary pairs of ``[tokens, heads]`` rows, each ``[tokens, heads, PAIRS_PADDED]``.
+    """Load the rotary elements of heads: ``rows`` are pointers ``[n, 1]``, ``valid`` a mask of the same shape.
 
-    Both styles read whole 16-byte pieces: gptj pairs are read interleaved and split in registers.
+    Both styles read whole 16-byte pieces. neox gives the two halves, ``[n, PAIRS_PADDED]`` each; gptj gives the
+    interleaved pairs, ``[n, 2 * PAIRS_PADDED]``, and 0. ``split_pairs`` makes halves of both.
     """
     if IS_NEOX:
-        pair = tl.arange(0, PAIRS_PADDED)[None, None, :]
+        pair = tl.arange(0, PAIRS_PADDED)[None, :]
         mask = valid if PAIRS == PAIRS_PADDED else valid & (pair < PAIRS)
-        first = tl.load(pointers + pair, mask=mask, other=0.0)
-        second = tl.load(pointers + pair + PAIRS, mask=mask, other=0.0)
+        first = tl.load(rows + pair, mask=mask, other=0.0)
+        second = tl.load(rows + pair + PAIRS, mask=mask, other=0.0)
     else:
-        element = tl.arange(0, 2 * PAIRS_PADDED)[None, None, :]
+        element = tl.arange(0, 2 * PAIRS_PADDED)[None, :]
         mask = valid if PAIRS == PAIRS_PADDED else valid & (element < 2 * PAIRS)
-        both = tl.load(pointers + element, mask=mask, other=0.0)
-        first, second = tl.split(
-            tl.reshape(both, (both.shape[0], both.shape[1], PAIRS_PADDED, 2))
-        )
+        first = tl.load(rows + element, mask=mask, other=0.0)
+        second = 0
+    return first, second
+
+
+@triton.jit
+def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
+    """The halves of what ``load_pairs`` gave, in fp32."""
+    if IS_NEOX:
+        first = first.to(tl.float32)
+        second = second.to(tl.float32)
+    else:
+        pairs = tl.reshape(first.to(tl.float32), (first.shape[0], PAIRS_PADDED, 2))
+        first, second = tl.split(pairs)
     return first, second
 
 
@@ -114,10 +123,19 @@ def load_pairs(
 def load_cos_sin(
     table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr
 ):
-    """Load cos and sin of ``position`` in fp32, each ``[tokens, 1, PAIRS_PADDED]``: heads share them."""
-    pair = tl.arange(0, PAIRS_PADDED)
-    pointers = table + position[:, None].to(tl.int64) * stride + pair[None, :]
-    mask = valid[:, None] if PAIRS == PAIRS_PADDED else valid[:, None] & (pair[None, :] < PAIRS)
-    cos = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    sin = tl.load(pointers + PAIRS, mask=mask, other=0.0).to(tl.float32)
-    return cos[:, None, :], sin[:, None, :]
+    """Load cos and sin of ``position`` as they are stored, ``[tokens, PAIRS_PADDED]`` each."""
+    pair = tl.arange(0, PAIRS_PADDED)[None, :]
+    pointers = table + position[:, None].to(tl.int64) * stride + pair
+    mask = valid[:, None] if PAIRS == PAIRS_PADDED else valid[:, None] & (pair < PAIRS)
+    cos = tl.load(pointers, mask=mask, other=0.0)
+    sin = tl.load(pointers + PAIRS, mask=mask, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def for_heads(x, HEADS: tl.constexpr):
+    """Repeat each token's row for ``HEADS`` heads: ``[tokens, n]`` becomes ``[tokens * heads, n]`` in fp32."""
+    tokens: tl.constexpr = x.shape[0]
+    width: tl.constexpr = x.shape[1]
+    x = tl.broadcast_to(x.to(tl.float32)[:, None, :], (tokens, HEADS, width))
+    return tl.reshape(x, (tokens * HEADS, width))
