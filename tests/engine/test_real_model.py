@@ -25,12 +25,13 @@ def real_case(smollm2_path: str) -> Case:
     tokenizer = AutoTokenizer.from_pretrained(smollm2_path)
 
     def blocks(text: str, count: int) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        ids: list[int] = tokenizer(text * 4, add_special_tokens=False).input_ids
         assert len(ids) >= count * BLOCK
         return ids[: count * BLOCK]
 
     texts = [
-        inspect.getsource(f) for f in (textwrap.TextWrapper, inspect.signature, textwrap.dedent)
+        inspect.getsource(f)
+        for f in (textwrap.TextWrapper, inspect.getsourcelines, inspect.getmodule)
     ]
     case = Case().prefix(blocks("You answer questions about the documents. " * 20, 1))
     for text, count in zip(texts, (4, 5, 2), strict=True):
@@ -64,5 +65,6 @@ def test_smollm2_against_the_oracle(engines: Any, smollm2_path: str, real_case: 
         warm_up.span(list(body))
     engine.one(warm_up.cross(real_case.tokens[-9:]).request("legolink"))
     warm = engine.one(real_case.request("legolink", max_tokens=8))
-    assert warm["cached"] == (3 + 4 + 1) * BLOCK
+    # The block of the prefix, and the bodies past their gaps.
+    assert warm["cached"] == (1 + 3 + 4 + 1) * BLOCK
     assert_same(answers["legolink"], warm, "warm")

@@ -74,14 +74,14 @@ class Traffic:
         """A chat body with spans as content parts or as documents."""
         chosen = rng.sample(self.texts, rng.randint(1, 3))
         question = self.text(rng, 6) + "?"
-        body: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 5, "temperature": 0, **extra}
+        body: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 5, "temperature": 0}
         if rng.random() < 0.5:
             parts = [{"type": "text", "text": t, "span": True} for t in chosen]
             parts.append({"type": "text", "text": question})
-            return {**body, "messages": [{"role": "user", "content": parts}]}
+            return {**body, "messages": [{"role": "user", "content": parts}], **extra}
         found = [{"title": f"d{i}", "text": t} for i, t in enumerate(chosen)]
         messages = [{"role": "user", "content": question}]
-        return {**body, "messages": messages, "documents": found}
+        return {**body, "messages": messages, "documents": found, **extra}
 
     def completion(self, case: Case, **extra: Any) -> dict[str, Any]:
         """A completion body with raw offsets."""
