@@ -189,9 +189,39 @@ def _operand(x, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _load_blocks(table_row, position, high, BLOCK_SIZE: tl.constexpr):
-    """Blocks of the positions before ``high``; 0 past it."""
-    return tl.load(table_row + position // BLOCK_SIZE, mask=position < high, other=0).to(tl.int64)
+def _load_blocks(table_row, start, token, high, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Blocks of the tile at ``start``, a multiple of ``TOKENS``: one number where a page holds the whole tile."""
+    if BLOCK_SIZE % TOKENS == 0:
+        block = tl.load(table_row + start // BLOCK_SIZE, mask=start < high, other=0)
+    else:
+        block = tl.load(
+            table_row + (start + token) // BLOCK_SIZE, mask=start + token < high, other=0
+        )
+    return block.to(tl.int64)
+
+
+@triton.jit
+def _tile_rows(
+    base,
+    block,
+    start,
+    token,
+    stride_b,
+    stride_t,
+    TOKENS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Pointers to the rows of the tile at ``start``; ``base`` points at heads of the first token of the cache.
+
+    What does not change from tile to tile is left for the compiler to take out of the loop.
+    """
+    if BLOCK_SIZE % TOKENS == 0:
+        rows = base + token * stride_t + (block * stride_b + start % BLOCK_SIZE * stride_t)
+    elif TOKENS % BLOCK_SIZE == 0:
+        rows = base + token % BLOCK_SIZE * stride_t + block * stride_b
+    else:
+        rows = base + (start + token) % BLOCK_SIZE * stride_t + block * stride_b
+    return rows[:, None]
 
 
 @triton.jit
@@ -201,7 +231,7 @@ def _load_keys(
     cos_sin,
     stride_cos,
     position,
-    high,
+    position_valid,
     last_position,
     PAIRS: tl.constexpr,
     PAIRS_PADDED: tl.constexpr,
@@ -217,7 +247,7 @@ def _load_keys(
             cos_sin,
             stride_cos,
             tl.minimum(position, last_position),
-            position < high,
+            position_valid,
             PAIRS,
             PAIRS_PADDED,
         )
@@ -226,6 +256,92 @@ def _load_keys(
         mask = valid if REST == REST_PADDED else valid & (extra < REST)
         rest = tl.load(rows + 2 * PAIRS + extra, mask=mask, other=0.0)
     return first, second, rest, cos, sin
+
+
+@triton.jit
+def _load_values(rows, valid, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr):
+    """V of a tile."""
+    element = tl.arange(0, HEAD_PADDED)[None, :]
+    mask = valid if HEAD_SIZE == HEAD_PADDED else valid & (element < HEAD_SIZE)
+    return tl.load(rows + element, mask=mask, other=0.0)
+
+
+@triton.jit
+def _scores(
+    q_first,
+    q_second,
+    q_rest,
+    first,
+    second,
+    rest,
+    cos,
+    sin,
+    score_scale,
+    softcap,
+    COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    REST: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    Q_ROWS: tl.constexpr,
+    Q_TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Scores of a tile in powers of two."""
+    scores = tl.zeros([Q_ROWS, COLUMNS], tl.float32)
+    if PAIRS > 0:
+        first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
+        first, second = rotate_pairs(first, second, for_heads(cos, HEADS), for_heads(sin, HEADS))
+        first = _operand(first, Q_TYPE, WIDE)
+        second = _operand(second, Q_TYPE, WIDE)
+        scores = tl.dot(q_first, tl.trans(first), scores, input_precision=PRECISION)
+        scores = tl.dot(q_second, tl.trans(second), scores, input_precision=PRECISION)
+    if REST > 0:
+        if IS_FP8:
+            rest = rest.to(tl.float32)
+        rest = _operand(rest, Q_TYPE, WIDE)
+        scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
+    scores *= score_scale
+    if HAS_SOFTCAP:
+        # tanh by exp2, which is right for large arguments too; score_scale is 2 * log2(e) * scale / softcap.
+        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+    return scores
+
+
+@triton.jit
+def _weigh(scores, visible, maximum, weight):
+    """One turn of the running softmax: weights of a tile, what earlier sums shrink by, new maximum and sum."""
+    scores = tl.where(visible, scores, -1.0e30)
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    shrink = tl.exp2(maximum - new_maximum)
+    weights = tl.where(visible, tl.exp2(scores - new_maximum[:, None]), 0.0)
+    return weights, shrink, new_maximum, weight * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def _add_values(
+    weights,
+    v,
+    accumulator,
+    shrink,
+    IS_FP8: tl.constexpr,
+    Q_TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add a tile's weighted V."""
+    if IS_FP8:
+        v = v.to(tl.float32)
+    return tl.dot(
+        _operand(weights, Q_TYPE, WIDE),
+        _operand(v, Q_TYPE, WIDE),
+        accumulator * shrink[:, None],
+        input_precision=PRECISION,
+    )
 
 
 # Arguments that change from call to call must not ask for another compilation: it would come during graph capture.
@@ -288,7 +404,8 @@ def _decode_chunks_kernel(
     index = tl.arange(0, MAX_ROWS)
     lengths = tl.load(seq_lens + index, mask=index < rows, other=0)
     if WINDOW_LEFT >= 0:
-        seen = tl.minimum(lengths, WINDOW_LEFT + 1)
+        # From the start of the tile that holds the first token in the window.
+        seen = lengths - tl.maximum(lengths - 1 - WINDOW_LEFT, 0) // TOKENS * TOKENS
     else:
         seen = lengths
     # int64: 1,024 rows of 4M tokens would not fit int32.
@@ -310,13 +427,14 @@ def _decode_chunks_kernel(
     # A row's chunks are made equal: the last one would otherwise be a short one that keeps a program for little.
     size = (seen_here + count - 1) // count
     size = (size + TOKENS - 1) // TOKENS * TOKENS
+    first_seen = tl.maximum(length - 1 - WINDOW_LEFT, 0)
     low = length - seen_here + (chunk - first_chunk) * size
     high = tl.minimum(low + size, length)
     if (chunk == first_chunk) & (head_part == 0):
         tl.store(chunk_of_row + row * 2, first_chunk)
         tl.store(chunk_of_row + row * 2 + 1, count)
 
-    q_type = query.dtype.element_ty
+    q_type: tl.constexpr = query.dtype.element_ty
     q_row = tl.arange(0, Q_ROWS)
     q_head = q_row // GROUP
     q_valid = (q_row < HEADS * GROUP)[:, None]
@@ -325,6 +443,7 @@ def _decode_chunks_kernel(
         + row.to(tl.int64) * stride_qr
         + (head_part * HEADS * GROUP + q_row)[:, None] * stride_qh
     )
+    q_first, q_second, q_rest = 0, 0, 0
     if PAIRS > 0:
         pair = tl.arange(0, PAIRS_PADDED)[None, :]
         q_mask = q_valid & (pair < PAIRS)
@@ -354,121 +473,59 @@ def _decode_chunks_kernel(
     head = (head_part * HEADS + column % HEADS).to(tl.int64)
     key_of_head = key + head * stride_kh
     value_of_head = value + head * stride_vh
-    element = tl.arange(0, HEAD_PADDED)[None, :]
     table_row = table + row.to(tl.int64) * stride_table
+    everything = tl.full([COLUMNS, 1], True, tl.int1)
+    all_tokens = tl.full([TOKENS], True, tl.int1)
 
     accumulator = tl.zeros([Q_ROWS, HEAD_PADDED], tl.float32)
     maximum = tl.full([Q_ROWS], -1.0e30, tl.float32)
     weight = tl.zeros([Q_ROWS], tl.float32)
 
-    # With PREFETCH the next tile is loaded into registers while this one is worked on, and the blocks of the one after
-    # that are looked up; otherwise Triton's pipeline copies tiles to shared memory ahead of time.
+    # Whole tiles need no mask, and only the last tile of a row is not whole. With PREFETCH the next tile is loaded into
+    # registers while this one is worked on; otherwise Triton's pipeline copies tiles to shared memory ahead of time.
+    whole_end = low + (high - low) // TOKENS * TOKENS
+    block = _load_blocks(table_row, low, column_token, high, TOKENS, BLOCK_SIZE)
     if PREFETCH:
-        block = _load_blocks(table_row, low + column_token, high, BLOCK_SIZE)
-        position = low + column_token
-        there = (position < high)[:, None]
-        rows_k = (key_of_head + block * stride_kb + position % BLOCK_SIZE * stride_kt)[:, None]
-        rows_v = (value_of_head + block * stride_vb + position % BLOCK_SIZE * stride_vt)[:, None]
-        first, second, rest, cos, sin = _load_keys(
-            rows_k,
-            there,
-            cos_sin,
-            stride_cos,
-            low + token,
-            high,
-            last_position,
-            PAIRS,
-            PAIRS_PADDED,
-            REST,
-            REST_PADDED,
-            IS_NEOX,
-        )
-        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
-        v = tl.load(rows_v + element, mask=v_mask, other=0.0)
-        block = _load_blocks(table_row, low + TOKENS + column_token, high, BLOCK_SIZE)
-    for start in tl.range(low, high, TOKENS, num_stages=1 if PREFETCH else STAGES):
-        if PREFETCH:
-            position = start + TOKENS + column_token
-        else:
-            position = start + column_token
-            block = _load_blocks(table_row, position, high, BLOCK_SIZE)
-        there = (position < high)[:, None]
-        rows_k = (key_of_head + block * stride_kb + position % BLOCK_SIZE * stride_kt)[:, None]
-        rows_v = (value_of_head + block * stride_vb + position % BLOCK_SIZE * stride_vt)[:, None]
-        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
+        any_whole = low < whole_end
+        rows_k = _tile_rows(key_of_head, block, low, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE)
+        rows_v = _tile_rows(value_of_head, block, low, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE)
+        first, second, rest, cos, sin = _load_keys(rows_k, everything & any_whole, cos_sin, stride_cos, low + token, all_tokens & any_whole, last_position, PAIRS,PAIRS_PADDED,REST,REST_PADDED,IS_NEOX)
+        v = _load_values(rows_v, everything & any_whole, HEAD_SIZE, HEAD_PADDED)
+        block = _load_blocks(table_row, low + TOKENS, column_token, high, TOKENS, BLOCK_SIZE)
+    for start in tl.range(low, whole_end, TOKENS, num_stages=1 if PREFETCH else STAGES):
+        tile = start + TOKENS if PREFETCH else start
+        more = tile < whole_end
+        rows_k = _tile_rows(key_of_head, block, tile, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE)
+        rows_v = _tile_rows(value_of_head, block, tile, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE)
         if not PREFETCH:
-            first, second, rest, cos, sin = _load_keys(
-                rows_k,
-                there,
-                cos_sin,
-                stride_cos,
-                start + token,
-                high,
-                last_position,
-                PAIRS,
-                PAIRS_PADDED,
-                REST,
-                REST_PADDED,
-                IS_NEOX,
-            )
-            v = tl.load(rows_v + element, mask=v_mask, other=0.0)
-
-        scores = tl.zeros([Q_ROWS, COLUMNS], tl.float32)
-        if PAIRS > 0:
-            first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
-            first, second = rotate_pairs(
-                first, second, for_heads(cos, HEADS), for_heads(sin, HEADS)
-            )
-            first = _operand(first, q_type, WIDE)
-            second = _operand(second, q_type, WIDE)
-            scores = tl.dot(q_first, tl.trans(first), scores, input_precision=PRECISION)
-            scores = tl.dot(q_second, tl.trans(second), scores, input_precision=PRECISION)
-        if REST > 0:
-            if IS_FP8:
-                rest = rest.to(tl.float32)
-            rest = _operand(rest, q_type, WIDE)
-            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
+            first, second, rest, cos, sin = _load_keys(rows_k, everything, cos_sin, stride_cos, tile + token, all_tokens, last_position, PAIRS,PAIRS_PADDED,REST,REST_PADDED,IS_NEOX)
+            v = _load_values(rows_v, everything, HEAD_SIZE, HEAD_PADDED)
+        block = _load_blocks(table_row, tile + TOKENS, column_token, high, TOKENS, BLOCK_SIZE)
+        scores = _scores(q_first, q_second, q_rest, first, second, rest, cos, sin, score_scale, softcap, COLUMNS,HEADS,PAIRS,PAIRS_PADDED,REST,IS_NEOX,IS_FP8,HAS_SOFTCAP,Q_ROWS,q_type,WIDE,PRECISION)
         if PREFETCH:
-            first, second, rest, cos, sin = _load_keys(
-                rows_k,
-                there,
-                cos_sin,
-                stride_cos,
-                start + TOKENS + token,
-                high,
-                last_position,
-                PAIRS,
-                PAIRS_PADDED,
-                REST,
-                REST_PADDED,
-                IS_NEOX,
-            )
-
-        # Scores are in powers of two from here on.
-        scores *= score_scale
-        if HAS_SOFTCAP:
-            # tanh by exp2, which is right for large arguments too; score_scale is 2 * log2(e) * scale / softcap.
-            scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
-        visible = own_head & (start + column_token < high)[None, :]
-        scores = tl.where(visible, scores, -1.0e30)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp2(maximum - new_maximum)
-        weights = tl.where(visible, tl.exp2(scores - new_maximum[:, None]), 0.0)
-        weight = weight * shrink + tl.sum(weights, 1)
-        maximum = new_maximum
-        if IS_FP8:
-            v_operand = _operand(v.to(tl.float32), q_type, WIDE)
-        else:
-            v_operand = _operand(v, q_type, WIDE)
-        accumulator = tl.dot(
-            _operand(weights, q_type, WIDE),
-            v_operand,
-            accumulator * shrink[:, None],
-            input_precision=PRECISION,
-        )
+            first, second, rest, cos, sin = _load_keys(rows_k, everything & more, cos_sin, stride_cos, tile + token, all_tokens & more, last_position, PAIRS,PAIRS_PADDED,REST,REST_PADDED,IS_NEOX)
+        visible = own_head
+        if WINDOW_LEFT >= 0:
+            visible = own_head & (start + column_token >= first_seen)[None, :]
+        weights, shrink, maximum, weight = _weigh(scores, visible, maximum, weight)
+        accumulator = _add_values(weights, v, accumulator, shrink, IS_FP8, q_type, WIDE, PRECISION)
         if PREFETCH:
-            v = tl.load(rows_v + element, mask=v_mask, other=0.0)
-            block = _load_blocks(table_row, position + TOKENS, high, BLOCK_SIZE)
+            v = _load_values(rows_v, everything & more, HEAD_SIZE, HEAD_PADDED)
+
+    if whole_end < high:
+        position = whole_end + column_token
+        there = (position < high)[:, None]
+        block = _load_blocks(table_row, whole_end, column_token, high, TOKENS, BLOCK_SIZE)
+        rows_k = _tile_rows(key_of_head, block, whole_end, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE)
+        rows_v = _tile_rows(value_of_head, block, whole_end, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE)
+        first, second, rest, cos, sin = _load_keys(rows_k, there, cos_sin, stride_cos, whole_end + token, whole_end + token < high, last_position, PAIRS,PAIRS_PADDED,REST,REST_PADDED,IS_NEOX)
+        v = _load_values(rows_v, there, HEAD_SIZE, HEAD_PADDED)
+        scores = _scores(q_first, q_second, q_rest, first, second, rest, cos, sin, score_scale, softcap, COLUMNS,HEADS,PAIRS,PAIRS_PADDED,REST,IS_NEOX,IS_FP8,HAS_SOFTCAP,Q_ROWS,q_type,WIDE,PRECISION)
+        visible = own_head & (position < high)[None, :]
+        if WINDOW_LEFT >= 0:
+            visible = visible & (position >= first_seen)[None, :]
+        weights, shrink, maximum, weight = _weigh(scores, visible, maximum, weight)
+        accumulator = _add_values(weights, v, accumulator, shrink, IS_FP8, q_type, WIDE, PRECISION)
 
     slot = (chunk.to(tl.int64) * tl.num_programs(0) + head_part) * Q_ROWS + q_row
     tl.store(maxima + slot, maximum)
