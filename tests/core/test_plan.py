@@ -14,7 +14,7 @@ def plan_of(prompt: Prompt, cached: set[bytes]) -> ReusePlan:
         prompt.policy,
         BLOCK,
         len(prompt.tokens),
-        keys,
+        [*(key in cached for key in keys), False],
         request_keys.span_keys,
         cached.__contains__,
     )

@@ -53,8 +53,8 @@ def _gaps_in_shared_blocks(worker: Any) -> list[Patch]:
 
     stock = SpanBlockTables.admit
 
-    def admit(self: Any, request: Any, plan: Any, keep_free: int) -> bool:
-        if not stock(self, request, plan, keep_free):
+    def admit(self: Any, request: Any, plan: Any, hits: Any, keep_free: int) -> bool:
+        if not stock(self, request, plan, hits, keep_free):
             return False
         table, spans = self.table(request), request.vllm_spans
         for span, keys in zip(spans.layout.spans, spans.keys.span_keys, strict=True):
@@ -86,7 +86,7 @@ def _cold_spans_in_context(worker: Any) -> list[Patch]:
             row,
             group=contextual_group(request.request_id),
             origin=0,
-            table=self._ids(self._tables.table(request), end),
+            table=self._tables.table(request),
             start=spans.offset,
             end=end,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
 
 from vllm_spans.core.plan import runs
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _GROUP = 0
 """The only KV cache group: the gate admits full-attention models alone."""
+
+_KEY_SUFFIX = bytes(make_block_hash_with_group_id(BlockHash(b""), _GROUP))
+"""What vLLM appends to a key for the group; looked up thousands of times a request, so built once."""
 
 
 class SpanBlockTables:
@@ -39,46 +42,48 @@ class SpanBlockTables:
 
     def find(self, key: Key) -> KVCacheBlock | None:
         """Block that holds the KV of a key."""
-        blocks = self._pool.get_cached_block(key, [_GROUP])
-        return blocks[0] if blocks else None
+        return self._pool.cached_block_hash_to_block.get_one_block(key + _KEY_SUFFIX)  # type: ignore[arg-type]
 
-    def admit(self, request: Request, plan: ReusePlan, keep_free: int) -> bool:
+    def admit(
+        self,
+        request: Request,
+        plan: ReusePlan,
+        hits: Sequence[KVCacheBlock | None],
+        keep_free: int,
+    ) -> bool:
         """Give a request its whole prompt's block table.
 
         Args:
             request: Holds no block yet.
             plan: Made in this very step, so that its hits are still there.
+            hits: Per block of the table the block that ``find`` gave for its key; those that the plan does not
+                take are ignored.
             keep_free: Blocks that must stay free.
 
         Returns:
             False when the pool is too full; nothing has changed then.
         """
-        hits: dict[int, KVCacheBlock] = {}
-        for index, hit in enumerate(plan.hits):
-            if hit:
-                block = self.find(request.block_hashes[index])
-                assert block is not None, "the plan's hits are read in the same step"
-                hits[index] = block
-        num_fresh = len(plan.hits) - len(hits) - len(plan.aliases)
-        evictable = len({block.block_id for block in hits.values() if block.ref_cnt == 0})
+        taken = [block for block, hit in zip(hits, plan.hits, strict=True) if hit and block]
+        num_fresh = len(plan.hits) - len(taken) - len(plan.aliases)
+        evictable = len({block.block_id for block in taken if block.ref_cnt == 0})
         if num_fresh + evictable + keep_free > self._pool.get_num_free_blocks():
             return False
         # Touched first: taking fresh blocks must not evict a hit.
-        self._pool.touch(list(hits.values()))
-        fresh = iter(self._pool.get_new_blocks(num_fresh))
+        self._pool.touch(taken)
+        fresh = self._pool.get_new_blocks(num_fresh)
+        if self._group_manager.records_new_block_ids:
+            self._group_manager.new_block_ids.extend(block.block_id for block in fresh)
+        next_fresh = iter(fresh)
         table: list[KVCacheBlock] = []
-        for index in range(len(plan.hits)):
-            if index in hits:
-                table.append(hits[index])
-            elif index in plan.aliases:
-                shared = table[plan.aliases[index]]
-                self._pool.touch([shared])
-                table.append(shared)
-            else:
-                block = next(fresh)
-                table.append(block)
-                if self._group_manager.records_new_block_ids:
-                    self._group_manager.new_block_ids.append(block.block_id)
+        for index, (block, hit) in enumerate(zip(hits, plan.hits, strict=True)):
+            if not hit or block is None:
+                alias = plan.aliases.get(index)
+                if alias is None:
+                    block = next(next_fresh)
+                else:
+                    block = table[alias]
+                    self._pool.touch([block])
+            table.append(block)
         request_id = request.request_id
         self._group_manager.req_to_blocks[request_id] = table
         # vLLM publishes from here on by itself; what comes before is published segment by segment.

@@ -72,7 +72,7 @@ def explain_request(
             spans.policy,
             size,
             len(token_ids),
-            request.block_hashes,
+            [*cached, False],
             spans.keys.span_keys,
             lambda key: scheduler.cached_block(key) is not None,
         )

@@ -84,7 +84,7 @@ def make_plan(
     policy: GapPolicy,
     block_size: int,
     num_tokens: int,
-    table_keys: Sequence[Key],
+    found: Sequence[bool],
     span_keys: Sequence[Sequence[Key]],
     is_cached: Callable[[Key], bool],
 ) -> ReusePlan:
@@ -95,9 +95,9 @@ def make_plan(
         policy: Gap policy of the request; not ``full``.
         block_size: Tokens per block.
         num_tokens: Tokens known so far: the prompt, after a preemption also the output.
-        table_keys: Key of each full block.
+        found: Per block of the table whether its key is cached; the last entry does not matter.
         span_keys: Per span the S keys of all its blocks.
-        is_cached: Whether KV under a key can be taken.
+        is_cached: Whether KV under a key can be taken; asked for blocks under a gap.
 
     Returns:
         The plan. The block that holds the last token is always computed.
@@ -105,47 +105,46 @@ def make_plan(
     num_blocks = -(-num_tokens // block_size)
     kinds, owner = _classify(layout, policy, block_size, num_blocks)
     # The last token is computed for its logits, whatever is cached.
-    hits = [index < num_blocks - 1 and is_cached(table_keys[index]) for index in range(num_blocks)]
+    hits = [*found[: num_blocks - 1], False]
+    misses = [block for block, hit in enumerate(hits) if not hit]
+    missing_in: dict[int, list[int]] = {}
+    for block in misses:
+        span_index = owner[block]
+        if span_index is not None and kinds[block] is SegmentKind.ISOLATED:
+            missing_in.setdefault(span_index, []).append(block)
     aliases: dict[int, int] = {}
     planned: dict[Key, int] = {}
     isolated: list[Segment] = []
     head_tokens = 0
 
-    for index, span in enumerate(layout.spans):
-        first, keys = span.start // block_size, span_keys[index]
+    for index, missing in missing_in.items():
+        first, keys = layout.spans[index].start // block_size, span_keys[index]
         cold: list[int] = []
-        for offset, key in enumerate(keys):
-            block = first + offset
-            if kinds[block] is not SegmentKind.ISOLATED or hits[block]:
-                continue
-            if key in planned:
-                aliases[block] = planned[key]
+        for block in missing:
+            earlier = planned.get(keys[block - first])
+            if earlier is None:
+                cold.append(block - first)
             else:
-                cold.append(offset)
+                aliases[block] = earlier
         if not cold:
             continue
-        todo = []
-        for offset in range(cold[-1] + 1):
-            block = first + offset
-            under_gap = kinds[block] is SegmentKind.GAP
-            if offset in cold or (under_gap and not is_cached(keys[offset])):
-                todo.append(block)
-                if under_gap:
-                    head_tokens += block_size
-                else:
-                    planned[keys[offset]] = block
+        heads = [
+            start // block_size - first + step
+            for start, end in policy.gaps(layout.spans[index])
+            for step in range((end - start) // block_size)
+        ]
+        missing_heads = [head for head in heads if head < cold[-1] and not is_cached(keys[head])]
+        head_tokens += len(missing_heads) * block_size
+        planned.update((keys[offset], first + offset) for offset in cold)
+        todo = sorted(first + offset for offset in (*cold, *missing_heads))
         isolated.extend(
             Segment(SegmentKind.ISOLATED, start * block_size, end * block_size, index)
             for start, end in runs(todo)
         )
 
-    contextual = [
-        block
-        for block in range(num_blocks)
-        if not hits[block] and kinds[block] is not SegmentKind.ISOLATED
-    ]
+    contextual = [block for block in misses if kinds[block] is not SegmentKind.ISOLATED]
     segments, resume_at = _order(contextual, kinds, owner, isolated, block_size)
-    lookup = sum(kind is SegmentKind.ISOLATED for kind in kinds)
+    lookup = kinds.count(SegmentKind.ISOLATED)
     cold_blocks = len(set(planned.values()))
     missed_gaps = sum(kinds[block] is SegmentKind.GAP for block in contextual)
     return ReusePlan(
@@ -166,17 +165,16 @@ def _classify(
 ) -> tuple[list[SegmentKind], list[int | None]]:
     """What each block is, and the span it belongs to; ``ISOLATED`` stands for a span block past its gap."""
     prefix_blocks = layout.prefix_end // block_size
-    kinds = [
-        SegmentKind.PREFIX if block < prefix_blocks else SegmentKind.CROSS
-        for block in range(num_blocks)
-    ]
+    kinds = [SegmentKind.PREFIX] * prefix_blocks
+    kinds += [SegmentKind.CROSS] * (num_blocks - prefix_blocks)
     owner: list[int | None] = [None] * num_blocks
     for index, span in enumerate(layout.spans):
-        for block in range(span.start // block_size, span.end // block_size):
-            kinds[block], owner[block] = SegmentKind.ISOLATED, index
+        first, last = span.start // block_size, span.end // block_size
+        kinds[first:last] = [SegmentKind.ISOLATED] * (last - first)
+        owner[first:last] = [index] * (last - first)
         for start, end in policy.gaps(span):
-            for block in range(start // block_size, end // block_size):
-                kinds[block] = SegmentKind.GAP
+            first, last = start // block_size, end // block_size
+            kinds[first:last] = [SegmentKind.GAP] * (last - first)
     return kinds, owner
 
 

@@ -107,7 +107,7 @@ class Preparation:
             end = min(segment.end, spans.offset + budget.tokens)
             budget.tokens -= end - spans.offset
             if extends:
-                self._extend_row(rows[-1], request, end)
+                rows[-1].end = end
             else:
                 rows.append(self._make_row(request, spans, segment, end))
                 budget.rows -= 1
@@ -130,33 +130,27 @@ class Preparation:
             assert segment.span is not None
             origin = spans.layout.spans[segment.span].start
             group = isolated_group(request.request_id, segment.span)
-            table = self._isolated_table(spans, table, origin // self._block_size)
+            first, last = origin // self._block_size, -(-end // self._block_size)
+            table = self._isolated_table(spans, table[first:last])
         return Row(
             number=next(self._row_numbers),
             group=group,
             all_tokens=request._all_token_ids,
             origin=origin,
-            table=self._ids(table, end - origin),
+            table=table,
             start=spans.offset - origin,
             end=end - origin,
             lora=request.lora_request,
         )
 
-    def _extend_row(self, row: Row, request: Request, end: int) -> None:
-        """Let a contextual row run on into the next contextual segment."""
-        row.table = self._ids(self._tables.table(request), end)
-        row.end = end
-
-    def _ids(self, table: list[KVCacheBlock], num_tokens: int) -> list[int]:
-        return [block.block_id for block in table[: -(-num_tokens // self._block_size)]]
-
     def _isolated_table(
-        self, spans: RequestSpans, table: list[KVCacheBlock], first: int
+        self, spans: RequestSpans, blocks: list[KVCacheBlock]
     ) -> list[KVCacheBlock]:
-        isolated = table[first:]
+        """A span's blocks in the request's table, with the isolated KV in place of that under its gap."""
         for offset, block in spans.heads.items():
-            isolated[offset] = block
-        return isolated
+            if offset < len(blocks):
+                blocks[offset] = block
+        return blocks
 
     def _publish(
         self, request: Request, spans: RequestSpans, segment: Segment, start: int, end: int

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm.lora.request import LoRARequest
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
 
 ROW_SAMPLING_PARAMS = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
@@ -29,7 +30,7 @@ class Row:
         group: Rows of one group show one sequence over one block table.
         all_tokens: The sequence from its position 0 on, not copied: more than the row needs.
         origin: Index in ``all_tokens`` of the sequence's position 0.
-        table: Ids of the sequence's blocks, up to the slice's end.
+        table: Blocks of the sequence, not copied: more than the row needs.
         start: First token of the slice, its position.
         end: One past its last token.
         lora: Adapter of the request.
@@ -39,7 +40,7 @@ class Row:
     group: str
     all_tokens: Sequence[int]
     origin: int
-    table: list[int]
+    table: Sequence[KVCacheBlock]
     start: int
     end: int
     lora: LoRARequest | None
@@ -49,14 +50,14 @@ class Row:
         """Never equal to a request id; names the group."""
         return f"{ROW_PREFIX}{self.number}{self.group}"
 
-    def to_new_request(self) -> NewRequestData:
+    def to_new_request(self, block_size: int) -> NewRequestData:
         """The row as vLLM's first model runner takes it: a new request with a prefill chunk inside its prompt.
 
         The prompt goes one token past the slice. The worker samples for a sequence whose last token it has
         computed; that token keeps this from ever being true.
         """
         tokens = list(self.all_tokens[self.origin : self.origin + self.end + 1])
-        return self._data(tokens, self.table)
+        return self._data(tokens, 0, block_size)
 
     def to_short_request(self, block_size: int, leads: bool) -> NewRequestData:
         """The row as ``SpansGPUModelRunner`` takes it: its cost is in proportion to its own tokens.
@@ -71,9 +72,11 @@ class Row:
             row leads.
         """
         tokens = list(self.all_tokens[self.origin + self.start : self.origin + self.end + 1])
-        return self._data(tokens, self.table if leads else self.table[self.start // block_size :])
+        return self._data(tokens, 0 if leads else self.start // block_size, block_size)
 
-    def _data(self, tokens: list[int], table: list[int]) -> NewRequestData:
+    def _data(self, tokens: list[int], first_block: int, block_size: int) -> NewRequestData:
+        last_block = -(-self.end // block_size)
+        table = [block.block_id for block in self.table[first_block:last_block]]
         return NewRequestData(
             req_id=self.row_id,
             prompt_token_ids=tokens,
@@ -123,7 +126,7 @@ def add_rows(output: SchedulerOutput, rows: Sequence[Row], block_size: int, shor
             leads = own or (row.group not in led_by_request and last_of_group[row.group] is row)
             data = row.to_short_request(block_size, leads)
         else:
-            data = row.to_new_request()
+            data = row.to_new_request(block_size)
         output.scheduled_new_reqs.append(data)
     for row in rows:
         scheduled[row.row_id] = row.end - row.start

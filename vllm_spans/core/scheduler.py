@@ -211,18 +211,22 @@ class SpanSchedulerMixin(Scheduler):
         """Plan a request and give it its block table; False when blocks are short."""
         spans = _spans_of(request)
         assert spans is not None and spans.keys is not None
-        readable = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
+        hits: list[KVCacheBlock | None] = [None] * -(-request.num_tokens // self.block_size)
+        find = self._tables.find
+        if readable := self.kv_cache_manager.prefix_cache_lookup_enabled(request):
+            for index, key in enumerate(request.block_hashes):
+                hits[index] = find(key)
         plan = make_plan(
             spans.layout,
             spans.policy,
             self.block_size,
             request.num_tokens,
-            request.block_hashes,
+            [block is not None for block in hits],
             spans.keys.span_keys,
-            lambda key: readable and self._tables.find(key) is not None,
+            lambda key: readable and find(key) is not None,
         )
         watermark = self.kv_cache_manager.watermark_blocks if self.running else 0
-        if not self._tables.admit(request, plan, keep_free + watermark):
+        if not self._tables.admit(request, plan, hits, keep_free + watermark):
             return False
         self._preparation.begin(spans, plan)
         self._unplanned.discard(request.request_id)
