@@ -1,7 +1,7 @@
 """Invariants of the design on the GPU, in bfloat16, before any timing.
 
-A tiny random Llama whose wide initialisation makes it sensitive to its context. Noise is what stock vLLM shows between
-a request run alone and in a full batch.
+On a model in a folder with real text (the embedded SmolLM2, say), or on a tiny random Llama whose wide initialisation
+makes it sensitive to its context. Noise is what stock vLLM shows between a request run alone and in a full batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from benchmarks.gpu_engine import Corpus, Engine, engines, say
 
 VOCABULARY = 4000
 BLOCK = 16
-STEPS = 16
+STEPS = 24
+DOCUMENTS = Path(__file__).parents[1] / "demo" / "documents"
 
 
 def save_model(folder: Path) -> Path:
@@ -67,18 +68,89 @@ class Comparison:
         }
 
 
-def check(folder: Path, logs: Path) -> dict[str, Any]:
+Requests = list[dict[str, Any]]
+
+
+def random_cases() -> tuple[Requests, Requests]:
+    """Requests of random tokens: without spans, and with spans."""
+    corpus, rng = Corpus(11, VOCABULARY), random.Random(12)
+    documents = [corpus.tokens(BLOCK * rng.randint(3, 24)) for _ in range(12)]
+    plain = [{"tokens": corpus.tokens(rng.randint(20, 1500))} for _ in range(24)]
+    spanned = []
+    for policy in ("none", "legolink"):
+        for _ in range(8):
+            chosen = rng.sample(documents, rng.randint(2, 8))
+            tokens, layout = corpus.prompt(
+                chosen, prefix=BLOCK * rng.randint(0, 4), question=rng.randint(1, 60)
+            )
+            spanned.append({"tokens": tokens, "extra_args": layout | {"span_gap_policy": policy}})
+    return plain, spanned
+
+
+def text_cases(model: Path) -> tuple[Requests, Requests]:
+    """Requests over the demo's documents: without spans, and with spans."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rng = random.Random(13)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    (pad,) = encode("\n")
+
+    def padded(text: str) -> list[int]:
+        tokens = encode(text)
+        return tokens + [pad] * (-len(tokens) % BLOCK)
+
+    documents = [path.read_text() for path in sorted(DOCUMENTS.glob("*.md"))]
+    questions = [
+        "What is the first text about?",
+        "Write one sentence about each text.",
+        "Which text names a year? Say which year.",
+        "Summarise the texts for a child.",
+    ]
+    plain, spanned = [], []
+    for number in range(32):
+        chosen = rng.sample(documents, rng.randint(2, 6))
+        system = rng.choice(
+            ["You answer briefly.", "You are a patient teacher. " * rng.randint(1, 6)]
+        )
+        head = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+        tail = f"{rng.choice(questions)}<|im_end|>\n<|im_start|>assistant\n"
+        plain.append({"tokens": encode(head + "\n\n".join(chosen) + "\n\n" + tail)})
+        tokens, starts = padded(head), []
+        for document in chosen:
+            starts.append(len(tokens))
+            tokens += padded(document)
+        layout = {"span_starts": starts, "cross_span_starts": [len(tokens)]}
+        policy = ("legolink", "none")[number % 2]
+        spanned.append(
+            {"tokens": tokens + encode(tail), "extra_args": layout | {"span_gap_policy": policy}}
+        )
+    return plain, spanned
+
+
+def check(folder: Path, logs: Path, real_model: Path | None = None) -> dict[str, Any]:
     """Compare and report.
+
+    Args:
+        folder: For a random model.
+        logs: For the engines' logs.
+        real_model: Folder of a model with its tokenizer; ``None`` for the random one.
 
     Returns:
         Per comparison the share of equal greedy steps and the largest logprob difference.
     """
-    model = save_model(folder)
+    if real_model is None:
+        model, (plain, spanned) = save_model(folder), random_cases()
+    else:
+        model, (plain, spanned) = real_model, text_cases(real_model)
     arguments = {
         "model": str(model),
         "dtype": "bfloat16",
-        "max_model_len": 8192,
-        "gpu_memory_utilization": 0.1,
+        "max_model_len": 4096,
+        "gpu_memory_utilization": 0.2,
         "compilation_config": {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -107,17 +179,6 @@ def check(folder: Path, logs: Path) -> dict[str, Any]:
             comparison.add(a, b)
         return comparison
 
-    corpus, rng = Corpus(11, VOCABULARY), random.Random(12)
-    documents = [corpus.tokens(BLOCK * rng.randint(3, 24)) for _ in range(12)]
-    plain = [{"tokens": corpus.tokens(rng.randint(20, 1500))} for _ in range(24)]
-    spanned = []
-    for policy in ("none", "legolink"):
-        for _ in range(8):
-            chosen = rng.sample(documents, rng.randint(2, 8))
-            tokens, layout = corpus.prompt(
-                chosen, prefix=BLOCK * rng.randint(0, 4), question=rng.randint(1, 60)
-            )
-            spanned.append({"tokens": tokens, "extra_args": layout | {"span_gap_policy": policy}})
     full = [{**r, "extra_args": r["extra_args"] | {"span_gap_policy": "full"}} for r in spanned]  # type: ignore[operator]
     without = [{"tokens": r["tokens"]} for r in spanned]
 

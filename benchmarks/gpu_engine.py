@@ -450,6 +450,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_engine", description=__doc__)
     parts = ["correctness", "ttft", "decode", "blocks", "throughput", "sweep", "profile"]
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
+    parser.add_argument(
+        "--model", type=Path, help="folder of a real model for the correctness part"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=256, help="requests of the throughput part")
     options = parser.parse_args()
@@ -476,7 +479,7 @@ def main() -> None:
         if "correctness" in options.only:
             from benchmarks import gpu_correctness
 
-            result["correctness"] = gpu_correctness.check(Path(folder), logs)
+            result["correctness"] = gpu_correctness.check(Path(folder), logs, options.model)
             save()
         model = Path(folder) / "llama-8b"
         model.mkdir()
@@ -485,8 +488,8 @@ def main() -> None:
             "model": str(model),
             "load_format": "dummy",
             "max_model_len": 131072,
-            "max_num_batched_tokens": 131072,
-            "gpu_memory_utilization": 0.46,
+            "max_num_batched_tokens": 40960,
+            "gpu_memory_utilization": 0.44,
             "compilation_config": {
                 "mode": 0,
                 "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -496,7 +499,7 @@ def main() -> None:
         }
         rest = [part for part in options.only if part != "correctness"]
         if rest:
-            with engines(arguments, logs, stock={"gpu_memory_utilization": 0.46}, spans={}) as (
+            with engines(arguments, logs) as (
                 stock,
                 spans,
             ):
