@@ -111,7 +111,7 @@ def decode(
     attention: Attention,
 ) -> torch.Tensor:
     """Decode attention in float64, row by row."""
-    rows, heads, head_size = query.shape
+    heads = query.shape[1]
     group = heads // key_cache.shape[2]
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     for row, length in enumerate(seq_lens):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip(
-    "triton", reason="triton is not installed: make setup installs it with requirements/kernels.lock"
+    "triton",
+    reason="triton is not installed: make setup installs it with requirements/kernels.lock",
 )
 
 from tests.kernels import reference

@@ -86,9 +86,7 @@ def rotate_pairs(first, second, cos, sin):
 
 
 @triton.jit
-def load_pairs(
-    rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
-):
+def load_pairs(rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
     """Load the rotary elements of heads: ``rows`` are pointers ``[n, 1]``, ``valid`` a mask of the same shape.
 
     Both styles read whole 16-byte pieces. neox gives the two halves, ``[n, PAIRS_PADDED]`` each; gptj gives the
@@ -120,9 +118,7 @@ def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
 
 
 @triton.jit
-def load_cos_sin(
-    table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr
-):
+def load_cos_sin(table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr):
     """Load cos and sin of ``position`` as they are stored, ``[tokens, PAIRS_PADDED]`` each."""
     pair = tl.arange(0, PAIRS_PADDED)[None, :]
     pointers = table + position[:, None].to(tl.int64) * stride + pair

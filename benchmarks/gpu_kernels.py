@@ -1,0 +1,558 @@
+"""The kernels on one GPU: correct first, then timed against FlashAttention 3 and vLLM's Triton attention.
+
+    python -m benchmarks.gpu_kernels --out results.json [--sweep] [--quick]
+
+Times are medians over CUDA-graph replays. A case that fails is named and the run goes on; the exit status tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from tests.kernels import reference  # noqa: E402
+from vllm_spans.attention.kernels.decode import (  # noqa: E402
+    DecodeConfig,
+    DecodeWorkspace,
+    decode_attention,
+)
+from vllm_spans.attention.kernels.gather_rotate import GatherConfig, gather_rotate  # noqa: E402
+
+PAGE = 16
+KV_BUDGET = 100e9
+DECODE_GOAL = 1.02
+GATHER_GOAL = 1.15
+BATCHES = (1, 16, 64, 256)
+CONTEXTS = (1024, 4096, 16384, 65536)
+DECODE_SWEEP = [
+    DecodeConfig(columns, warps, stages, 4, registers)
+    for columns, warps, stages, registers in (
+        (64, 4, 2, 168),
+        (64, 4, 3, 168),
+        (64, 4, 3, 0),
+        (64, 4, 4, 0),
+        (32, 4, 2, 128),
+        (32, 4, 3, 128),
+        (32, 4, 4, 168),
+        (64, 8, 2, 128),
+        (64, 8, 3, 128),
+        (128, 8, 2, 0),
+        (64, 4, 0, 0),
+        (64, 8, 0, 128),
+    )
+]
+PROGRAMS_SWEEP = (2, 4, 8, 16)
+GATHER_SWEEP = [
+    GatherConfig(tokens, heads, warps)
+    for tokens, heads, warps in itertools.product((16, 32, 64), (1, 2, 4, 8), (2, 4, 8))
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of one layer."""
+
+    q_heads: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"{self.q_heads}/{self.kv_heads}x{self.head_size}"
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of a token in bf16."""
+        return self.kv_heads * self.head_size * 4
+
+
+LLAMA = Shape(32, 8, 128)
+SMALL = Shape(16, 4, 64)
+
+
+class Report:
+    """Rows of results, and what failed."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+        self.best: list[dict[str, Any]] = []
+        self.start = time.monotonic()
+
+    def row(
+        self,
+        work: str,
+        stock: float | None,
+        spans: float,
+        floor: float,
+        goal: float,
+        against: float | None,
+        **more: Any,
+    ) -> None:
+        """Add a row of microseconds; ``ratio`` is to ``against``."""
+        ratio = spans / against if against else None
+        self.rows.append(
+            {
+                "work": work,
+                "stock": stock,
+                "spans": spans,
+                "unit": "us",
+                "ratio": ratio,
+                "floor": floor,
+                "goal": goal,
+                "met": None if ratio is None else ratio <= goal,
+                **more,
+            }
+        )
+
+    def attempt(self, name: str, work: Callable[[], Any]) -> Any:
+        """Run one case; a failure is printed and remembered, and gives ``None``."""
+        try:
+            return work()
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            self.failures.append(f"{name}: {type(error).__name__}: {lines[0][:200]}")
+            print(f"FAILED {self.failures[-1]}", flush=True)
+            if not isinstance(error, (triton.runtime.errors.OutOfResources, AssertionError)):
+                traceback.print_exc(limit=3)
+            return None
+        finally:
+            # An error on the device would fail every later case: better seen here.
+            torch.cuda.synchronize()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.start
+
+
+def timed(work: Callable[[], Any], replays: int = 20) -> float:
+    """Median microseconds of a CUDA-graph replay, caches cold for small work."""
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(replays)]
+    for start, end in events:
+        FLUSH.zero_()
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1000.0
+
+
+FLUSH = torch.empty(0)
+
+
+def flush_buffer() -> torch.Tensor:
+    """Written before every replay: twice what the L2 cache holds."""
+    size = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
+    return torch.empty(2 * size, dtype=torch.int8, device="cuda")
+
+
+def paged(pages: int, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random K and V views of pages in vLLM's layout, K and V side by side in the last dimension."""
+    cache = torch.empty(
+        (pages, PAGE, shape.kv_heads, 2 * shape.head_size), dtype=torch.bfloat16, device="cuda"
+    )
+    for part in cache.split(16384):
+        part.normal_()
+    return cache[..., : shape.head_size], cache[..., shape.head_size :]
+
+
+def table(positions: int, shape: Shape) -> torch.Tensor:
+    """cos and sin in bf16, as vLLM keeps them."""
+    made = reference.cos_sin_table(positions, shape.head_size, torch.bfloat16, "cuda")
+    assert made is not None
+    return made
+
+
+@dataclass
+class GatherCase:
+    """Pages to gather: 4 groups out of one pool, in random order."""
+
+    shape: Shape
+    tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        pages, groups = self.tokens // PAGE, 4
+        self.pages_of = [pages // groups] * groups
+        self.key, self.value = paged(2 * pages, self.shape)
+        self.blocks = torch.randperm(2 * pages, device="cuda")[:pages].to(torch.int32)
+        self.blocks = self.blocks.view(groups, pages // groups)
+        ints = {"dtype": torch.int32, "device": "cuda"}
+        self.rows = torch.arange(groups, **ints)
+        self.pages = torch.tensor(self.pages_of, **ints)
+        self.offsets = self.rows * (pages // groups)
+        self.table = table(self.tokens // groups, self.shape)
+        out = torch.full_like(self.key[:pages], float("nan"))
+        self.key_out, self.value_out = out, torch.full_like(out, float("nan"))
+
+    def run(self, config: GatherConfig | None = None) -> None:
+        gather_rotate(
+            self.key,
+            self.value,
+            self.blocks,
+            self.rows,
+            self.pages,
+            self.offsets,
+            self.pages_of[0],
+            self.key_out,
+            self.value_out,
+            self.table,
+            True,
+            config=config,
+        )
+
+    def check(self) -> None:
+        """Every element of every group against float64."""
+        self.run()
+        per_group = self.pages_of[0] * PAGE
+        positions = torch.arange(per_group, device="cuda")
+        for group, blocks in enumerate(self.blocks):
+            place = slice(group * self.pages_of[0], (group + 1) * self.pages_of[0])
+            raw = self.key[blocks.long()].flatten(0, 1)
+            want = reference.rotate(raw, positions, self.table, True)
+            error = reference.relative_error(self.key_out[place].flatten(0, 1), want)
+            assert error < 4e-3, f"gather K is off by {error}"
+            assert torch.equal(self.value_out[place], self.value[blocks.long()]), "gather V differs"
+
+
+@dataclass
+class DecodeCase:
+    """A batch of decode rows over pages in random order."""
+
+    shape: Shape
+    batch: int
+    context: int
+    lengths: list[int] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        pages = self.context // PAGE
+        self.key, self.value = paged(self.batch * pages, self.shape)
+        order = torch.randperm(self.batch * pages, device="cuda").to(torch.int32)
+        self.blocks = order.view(self.batch, pages)
+        self.lengths = self.lengths or [self.context - 3] * self.batch
+        self.lens = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
+        size = (self.batch, self.shape.q_heads, self.shape.head_size)
+        self.query = torch.randn(size, dtype=torch.bfloat16, device="cuda")
+        self.out = torch.full_like(self.query, float("nan"))
+        self.table = table(self.context, self.shape)
+        self.scale = self.shape.head_size**-0.5
+        self.starts = torch.arange(self.batch + 1, dtype=torch.int32, device="cuda")
+
+    def workspace(self, config: DecodeConfig | None = None) -> DecodeWorkspace:
+        """For this batch; the longest row is as long as an engine would allow, not as long as this one."""
+        shape = self.shape
+        return DecodeWorkspace.create(
+            max(256, self.batch),
+            shape.kv_heads,
+            shape.q_heads // shape.kv_heads,
+            shape.head_size,
+            131072,
+            "cuda",
+            config=config,
+        )
+
+    def spans(self, workspace: DecodeWorkspace, rotate: bool = True) -> None:
+        decode_attention(
+            self.query,
+            self.key,
+            self.value,
+            self.blocks,
+            self.lens,
+            self.table if rotate else None,
+            True,
+            self.scale,
+            self.out,
+            workspace,
+        )
+
+    def flash(self) -> None:
+        """Stock FlashAttention 3 on K as if it were rotated."""
+        from vllm.vllm_flash_attn import flash_attn_varlen_func
+
+        flash_attn_varlen_func(
+            q=self.query,
+            k=self.key,
+            v=self.value,
+            out=self.out,
+            cu_seqlens_q=self.starts,
+            max_seqlen_q=1,
+            seqused_k=self.lens,
+            max_seqlen_k=self.context,
+            softmax_scale=self.scale,
+            causal=True,
+            block_table=self.blocks,
+            fa_version=3,
+        )
+
+    def unified(self) -> Callable[[], None]:
+        """vLLM's Triton attention, with the split-KV buffers that its backend gives it."""
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+        heads, segments = self.shape.q_heads, 16
+        width = triton.next_power_of_2(self.shape.head_size)
+        floats = {"dtype": torch.float32, "device": "cuda"}
+        buffers = {
+            "seq_threshold_3D": 128 // self.shape.kv_heads,
+            "num_par_softmax_segments": segments,
+            "softmax_segm_output": torch.empty(self.batch, heads, segments, width, **floats),
+            "softmax_segm_max": torch.empty(self.batch, heads, segments, **floats),
+            "softmax_segm_expsum": torch.empty(self.batch, heads, segments, **floats),
+        }
+
+        def call() -> None:
+            unified_attention(
+                q=self.query,
+                k=self.key,
+                v=self.value,
+                out=self.out,
+                cu_seqlens_q=self.starts,
+                max_seqlen_q=1,
+                seqused_k=self.lens,
+                max_seqlen_k=self.context,
+                softmax_scale=self.scale,
+                causal=True,
+                window_size=(-1, -1),
+                block_table=self.blocks,
+                softcap=0,
+                q_descale=None,
+                k_descale=None,
+                v_descale=None,
+                **buffers,
+            )
+
+        return call
+
+    def check(self, config: DecodeConfig | None = None) -> float:
+        """Largest relative error of a row against float64."""
+        self.out.fill_(float("nan"))
+        self.spans(self.workspace(config))
+        attention = reference.Attention(self.table, True, self.scale)
+        worst = 0.0
+        assert self.lengths is not None
+        for row in range(min(self.batch, 8)):
+            length = self.lengths[row]
+            if length == 0:
+                assert (self.out[row] == 0).all(), "a padding row is not zero"
+                continue
+            # One advanced index instead of the reference's loop over pages.
+            blocks = self.blocks[row, : -(-length // PAGE)].long()
+            local = torch.arange(len(blocks), dtype=torch.int32, device="cuda")[None]
+            want = reference.decode(
+                self.query[row : row + 1],
+                self.key[blocks],
+                self.value[blocks],
+                local,
+                [length],
+                attention,
+            )
+            error = reference.relative_error(self.out[row : row + 1], want)
+            assert error < 1.5e-2, f"row {row} of {length} tokens is off by {error}"
+            worst = max(worst, error)
+        return worst
+
+
+def check_all(report: Report) -> None:
+    """Correctness on the device, before anything is timed."""
+    for shape in (LLAMA, SMALL):
+        report.attempt(f"check gather {shape.name}", lambda s=shape: GatherCase(s, 8192, 1).check())
+        ragged = [8192, 0, 1, 5000, 17, 8191, 64, 4096]
+        cases = {"even": None, "ragged": ragged, "one long": [8192] + [1] * 7}
+        for name, lengths in cases.items():
+            work = f"check decode {shape.name} {name}"
+            case = DecodeCase(shape, 8, 8192, lengths, seed=2)
+            worst = report.attempt(work, case.check)
+            if worst is not None:
+                print(f"{work}: relative error {worst:.1e}", flush=True)
+
+
+def bench_copy(report: Report) -> float:
+    """Bytes per microsecond of a large device copy, read plus written."""
+    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda").random_()
+    target = torch.empty_like(source)
+    took = report.attempt("device copy", lambda: timed(lambda: target.copy_(source)))
+    rate = 2 * source.numel() / took if took else 4.3e6
+    print(f"device copy: {rate / 1e6:.2f} TB/s", flush=True)
+    return rate
+
+
+def bench_gather(report: Report, rate: float, sweep: bool) -> None:
+    """Gather-rotate at 8k, 32k and 64k tokens against a copy of as many bytes."""
+    for shape, tokens in itertools.product((LLAMA, SMALL), (8192, 32768, 65536)):
+        work = f"gather {shape.name} {tokens}"
+        case = report.attempt(work, lambda s=shape, t=tokens: GatherCase(s, t))
+        if case is None:
+            continue
+        source = torch.empty_like(case.key_out).flatten()
+        target = torch.empty_like(source)
+        copy = timed(lambda t=target, s=source: (t.copy_(s), t.copy_(s)))
+        took = report.attempt(work, lambda c=case: timed(c.run))
+        if took is None:
+            continue
+        moved = 2 * tokens * shape.token_bytes
+        report.row(work, copy, took, moved / rate, GATHER_GOAL, copy, tb_per_s=moved / took / 1e6)
+        if sweep and tokens != 8192:
+            found = {}
+            for config in GATHER_SWEEP:
+                name = f"{work} {config}"
+                each = report.attempt(name, lambda c=case, g=config: timed(lambda: c.run(g), 7))
+                if each is not None:
+                    found[config] = each
+            best_of(report, work, found)
+        del case, source, target
+
+
+def best_of(report: Report, work: str, found: dict[Any, float]) -> None:
+    """Print the three fastest configurations and keep all."""
+    ranked = sorted(found.items(), key=lambda item: item[1])
+    for config, took in ranked[:3]:
+        print(f"  best {work}: {took:8.1f} us {config}", flush=True)
+    report.best += [{"work": work, "us": took, **asdict(config)} for config, took in ranked]
+
+
+def fits(shape: Shape, batch: int, context: int) -> bool:
+    """Whether the KV of a case fits the budget."""
+    return batch * context * shape.token_bytes <= KV_BUDGET
+
+
+def bench_decode(
+    report: Report, rate: float, sizes: Iterable[tuple[Shape, int, int]], sweep_sizes: set[Any]
+) -> None:
+    """Decode against FlashAttention 3 and Triton unified attention; the sweep where asked."""
+    for shape, batch, context in sizes:
+        work = f"decode {shape.name} {batch} x {context}"
+        case = report.attempt(work, lambda s=shape, b=batch, c=context: DecodeCase(s, b, c))
+        if case is None:
+            continue
+        workspace = case.workspace()
+        spans = report.attempt(work, lambda c=case, w=workspace: timed(lambda: c.spans(w)))
+        bare = report.attempt(
+            f"{work} without rotation",
+            lambda c=case, w=workspace: timed(lambda: c.spans(w, rotate=False)),
+        )
+        flash = report.attempt(f"{work} FA3", lambda c=case: timed(c.flash))
+        unified = report.attempt(f"{work} Triton unified", lambda c=case: timed(c.unified(), 7))
+        if spans is not None:
+            floor = batch * context * shape.token_bytes / (rate)
+            report.row(
+                work, flash, spans, floor, DECODE_GOAL, flash, unified=unified, no_rotation=bare
+            )
+        if (shape, batch, context) in sweep_sizes:
+            found = {}
+            for config in DECODE_SWEEP:
+                for programs in PROGRAMS_SWEEP:
+                    each = DecodeConfig(**{**asdict(config), "programs": programs})
+                    took = report.attempt(
+                        f"{work} {each}",
+                        lambda c=case, e=each: timed_spans(c, e),
+                    )
+                    if took is None:
+                        break
+                    found[each] = took
+            best_of(report, work, found)
+        del case, workspace
+        torch.cuda.empty_cache()
+
+
+def timed_spans(case: DecodeCase, config: DecodeConfig) -> float:
+    """One configuration of the sweep."""
+    workspace = case.workspace(config)
+    return timed(lambda: case.spans(workspace), 7)
+
+
+def main() -> int:
+    """Check, time, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON rows go")
+    parser.add_argument("--sweep", action="store_true", help="try launch shapes, print the best")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes")
+    options = parser.parse_args()
+    global FLUSH
+    FLUSH = flush_buffer()
+    report = Report()
+
+    check_all(report)
+    print(f"checked after {report.elapsed():.0f} s", flush=True)
+    if report.failures:
+        print("the kernels are wrong or do not run: nothing is timed until that is understood")
+    else:
+        rate = bench_copy(report)
+        bench_gather(report, rate, options.sweep)
+        print(f"gather done after {report.elapsed():.0f} s", flush=True)
+        batches, contexts = ((1, 64), (4096,)) if options.quick else (BATCHES, CONTEXTS)
+        sizes = [
+            (shape, batch, context)
+            for shape in (LLAMA, SMALL)
+            for context, batch in itertools.product(contexts, batches)
+            if fits(shape, batch, context)
+        ]
+        swept = {(LLAMA, 1, 4096), (LLAMA, 1, 65536), (LLAMA, 16, 4096), (LLAMA, 64, 4096)}
+        swept |= {(LLAMA, 256, 1024), (SMALL, 64, 4096)}
+        bench_decode(report, rate, sizes, swept if options.sweep else set())
+    meta = {
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "page": PAGE,
+        "seconds": round(report.elapsed(), 1),
+        "command": " ".join(sys.argv),
+        "failures": report.failures,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(
+        json.dumps({"meta": meta, "rows": report.rows, "sweep": report.best}, indent=1)
+    )
+    show(report)
+    return 1 if report.failures else 0
+
+
+def show(report: Report) -> None:
+    """The table, short enough for the end of a log."""
+
+    def number(value: float | None, digits: int = 0) -> str:
+        return f"{value:.{digits}f}" if value is not None else "-"
+
+    print(f"\n{'work (us)':32}{'floor':>8}{'stock':>8}{'spans':>8}{'ratio':>7}{'goal':>6}  also")
+    for row in report.rows:
+        also = ", ".join(
+            f"{key} {number(row[key], 2 if key == 'tb_per_s' else 0)}"
+            for key in ("unified", "no_rotation", "tb_per_s")
+            if key in row
+        )
+        print(
+            f"{row['work']:32}{number(row['floor']):>8}{number(row['stock']):>8}"
+            f"{number(row['spans']):>8}{number(row['ratio'], 2):>7}{row['goal']:>6}  {also}"
+        )
+    for failure in report.failures[:10]:
+        print(f"FAILED {failure}")
+    print(f"{report.elapsed():.0f} s, {len(report.failures)} failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
