@@ -109,17 +109,22 @@ def _lookup_ends_at_a_hole(worker: Any) -> list[Patch]:
     stock = module.make_plan
 
     def make_plan(
-        layout: Any, policy: Any, size: int, count: int, keys: Any, spans: Any, is_cached: Any
+        layout: Any, policy: Any, size: int, count: int, hits: list[bool], *rest: Any
     ) -> Any:
-        bodies = {key for span in spans for key in span}
-        missed: list[Any] = []
-
-        def contiguous(key: Any) -> bool:
-            if key in bodies and not missed and not is_cached(key):
-                missed.append(key)
-            return not (key in bodies and missed) and is_cached(key)
-
-        return stock(layout, policy, size, count, keys, spans, contiguous)
+        gaps = {
+            i for s in layout.spans for a, b in policy.gaps(s) for i in range(a // size, b // size)
+        }
+        body = [
+            index
+            for span in layout.spans
+            for index in range(span.start // size, span.end // size)
+            if index not in gaps
+        ]
+        seen = list(hits)
+        hole = next((index for index in body if not seen[index]), len(seen))
+        for index in body:
+            seen[index] = seen[index] and index < hole
+        return stock(layout, policy, size, count, seen, *rest)
 
     return [(module, "make_plan", make_plan)]
 

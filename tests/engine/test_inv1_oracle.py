@@ -50,14 +50,14 @@ def test_llama_against_the_oracle(
         check(spans_engine, oracle_for("llama"), 200 + seed, how)
 
 
-FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "phi3", "gemma", "mixtral"]
+FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "phi3", "granite_nope", "mixtral"]
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_rotary_form_against_the_oracle(
     engines: Any, model_path: Callable[[str], str], oracle_for: Callable[[str], Any], name: str
 ) -> None:
-    """Scaled, magnitude-scaled and partial rotation, normalised keys, and experts."""
+    """Scaled, magnitude-scaled, partial and no rotation, normalised keys, and experts."""
     engine = engines.get(model_path(name), max_model_len=2048)
     for seed, how in enumerate(POLICIES):
         check(engine, oracle_for(name), 303 + seed, how)

@@ -142,6 +142,15 @@ def _granite() -> Any:
     )
 
 
+def _granite_nope() -> Any:
+    # Half of the layers do not rotate; transformers does not know the field, the oracle does.
+    return transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(
+            **_COMMON, attention_multiplier=0.2, layer_rope_theta=[10000.0, 0, 10000.0, 0]
+        )
+    )
+
+
 def _olmo2() -> Any:
     return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**_COMMON))
 
@@ -176,6 +185,7 @@ BUILDERS: dict[str, Any] = {
     "gpt_neox": _gpt_neox,
     "gemma": _gemma,
     "granite": _granite,
+    "granite_nope": _granite_nope,
     "olmo2": _olmo2,
     "starcoder2": _starcoder2,
     "mixtral": _mixtral,

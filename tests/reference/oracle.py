@@ -97,6 +97,22 @@ def segments(
     return result
 
 
+def _drop_rotation(model: Any) -> None:
+    """Take RoPE from the layers whose ``layer_rope_theta`` is 0, which transformers does not know."""
+
+    def without(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        cos, sin = kwargs["position_embeddings"]
+        return args, {
+            **kwargs,
+            "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin)),
+        }
+
+    thetas = getattr(model.config, "layer_rope_theta", None) or []
+    for layer, theta in zip(model.get_decoder().layers, thetas, strict=False):
+        if theta == 0:
+            layer.self_attn.register_forward_pre_hook(without, with_kwargs=True)
+
+
 class Oracle:
     """A transformers model that prefills by segments and scores continuations.
 
@@ -110,6 +126,7 @@ class Oracle:
         if isinstance(model, str):
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.model = model.float().eval()
+        _drop_rotation(self.model)
         self.block_size = block_size
         self.interleaved = interleaved
         self._alone: dict[tuple[int, ...], list[LayerKV]] = {}

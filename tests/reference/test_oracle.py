@@ -15,7 +15,7 @@ from tests.reference.oracle import Oracle, plus_spans, segments
 BLOCK = 32
 
 
-FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "glm4", "cohere2", "smollm3"]
+FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "glm4", "cohere2", "granite_nope"]
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -105,6 +105,14 @@ def test_wrong_rotation_is_seen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch)
 
 def test_rotary_layers_are_found(tmp_path: Path) -> None:
     assert Oracle(str(save_model("smollm3", tmp_path / "s"))).rotary_layers() == [True, False] * 2
+    assert (
+        Oracle(str(save_model("granite_nope", tmp_path / "g"))).rotary_layers()
+        == [
+            True,
+            False,
+        ]
+        * 2
+    )
     assert Oracle(str(save_model("llama", tmp_path / "l"))).rotary_layers() == [True] * 4
 
 
