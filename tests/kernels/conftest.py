@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    # Read when a kernel is defined, so before any module of kernels is imported.
+# `make setup` puts Triton into a folder of its own, so that vLLM's CPU build does not find it.
+APART = Path(sys.prefix) / "kernels"
+if importlib.util.find_spec("triton") is None and APART.is_dir():
+    sys.path.append(str(APART))
+
+MISSING = "triton is not installed: make setup installs it with requirements/kernels.lock"
+LATE = "triton was imported without its interpreter: run tests/kernels in a process of its own"
+skip = "" if importlib.util.find_spec("triton") else MISSING
+if not torch.cuda.is_available() and not skip:
+    # Read when Triton and the kernels are imported.
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        skip = LATE
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+class Skipped(pytest.Module):
+    """A module of tests that says why it cannot be imported here."""
+
+    def collect(self) -> list[pytest.Item]:
+        """Skip instead of importing."""
+        pytest.skip(skip, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Skip modules by name where Triton is missing."""
+    return Skipped.from_parent(parent, path=module_path) if skip else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,11 +7,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-pytest.importorskip(
-    "triton",
-    reason="triton is not installed: make setup installs it with requirements/kernels.lock",
-)
-
 from tests.kernels import reference
 from vllm_spans.attention.kernels.decode import DecodeConfig, DecodeWorkspace, decode_attention
 

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-pytest.importorskip(
-    "triton",
-    reason="triton is not installed: make setup installs it with requirements/kernels.lock",
-)
-
 from tests.kernels import reference
 from vllm_spans.attention.kernels.gather_rotate import GatherConfig, gather_rotate
 
