@@ -151,9 +151,9 @@ class DecodeWorkspace:
         heads = _heads_per_tile(kv_heads, group)
         if config is None:
             config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
-            if heads == 1:
-                # No head to share cos and sin with: they take as many registers as K.
-                config = replace(config, columns=min(config.columns, 32))
+            if heads < 4:
+                # Few heads share cos and sin: in a tile of many tokens those would take as many registers as K.
+                config = replace(config, columns=max(32, min(config.columns, 16 * heads)))
         target = triton.cdiv(count * config.programs * heads, kv_heads)
         chunks = min(target + max_rows, max_rows * triton.cdiv(max_seq_len, _MIN_CHUNK))
         rows_padded = max(16, triton.next_power_of_2(heads * group))

@@ -118,7 +118,10 @@ def _gather_rotate_kernel(
     valid = valid[:, None]
     first_head = part * HEADS_PER_PROGRAM
     for head in tl.static_range(0, HEADS_PER_PROGRAM):
-        there = valid & (first_head + head < KV_HEADS)
+        if KV_HEADS % HEADS_PER_PROGRAM == 0:
+            there = valid
+        else:
+            there = valid & (first_head + head + tl.arange(0, 1)[None, :] < KV_HEADS)
         from_key = key_in + (first_head + head) * stride_kh
         to_key = key_to + (first_head + head) * stride_okh
 
