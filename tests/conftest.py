@@ -30,7 +30,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
         )
         reason = reason.removeprefix("Skipped:").strip()
-        if not reason or reason in ("unconditional skip", "<Skipped instance>"):
+        if not reason or reason in ("unconditional skip", "Skipped", "<Skipped instance>"):
             _silent_skips.append(report.nodeid)
 
 
