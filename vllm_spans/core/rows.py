@@ -117,11 +117,11 @@ def add_rows(output: SchedulerOutput, rows: Sequence[Row], block_size: int, shor
         short: Whether the worker's runner is ``SpansGPUModelRunner``.
     """
     scheduled = output.num_scheduled_tokens
-    led_by_request = {group_of(request_id) for request_id in scheduled}
+    led_by_request = {group_of(request_id) for request_id, count in scheduled.items() if count > 1}
     last_of_group = {row.group: row for row in sorted(rows, key=lambda row: row.end)}
     for row in rows:
         if short:
-            # A row of one token runs as a decode row, which reads its own table.
+            # A row of one token, a request's own too, runs as a decode row: it reads its own table and leads none.
             own = row.end - row.start == 1
             leads = own or (row.group not in led_by_request and last_of_group[row.group] is row)
             data = row.to_short_request(block_size, leads)
