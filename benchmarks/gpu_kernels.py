@@ -41,23 +41,25 @@ GATHER_GOAL = 1.15
 BATCHES = (1, 16, 64, 256)
 CONTEXTS = (1024, 4096, 16384, 65536)
 DECODE_SWEEP = [
-    DecodeConfig(columns, warps, stages, 4, registers)
-    for columns, warps, stages, registers in (
-        (64, 4, 2, 168),
-        (64, 4, 3, 168),
-        (64, 4, 3, 0),
-        (64, 4, 4, 0),
-        (32, 4, 2, 128),
-        (32, 4, 3, 128),
-        (32, 4, 4, 168),
-        (64, 8, 2, 128),
-        (64, 8, 3, 128),
-        (128, 8, 2, 0),
-        (64, 4, 0, 0),
-        (64, 8, 0, 128),
+    DecodeConfig(columns, warps, stages, 4, registers, heads)
+    for columns, warps, stages, registers, heads in (
+        (64, 4, 2, 168, 0),
+        (64, 4, 2, 0, 0),
+        (32, 4, 2, 128, 0),
+        (128, 8, 2, 0, 0),
+        (64, 4, 0, 0, 0),
+        (32, 4, 2, 0, 1),
+        (64, 4, 2, 0, 1),
+        (64, 4, 3, 0, 1),
+        (128, 4, 2, 0, 1),
+        (128, 8, 2, 0, 1),
+        (128, 8, 3, 0, 1),
+        (64, 4, 2, 0, 2),
+        (128, 8, 2, 0, 2),
+        (128, 4, 2, 0, 2),
     )
 ]
-PROGRAMS_SWEEP = (2, 4, 8, 16)
+PROGRAMS_SWEEP = (1, 2, 3, 4, 8)
 GATHER_SWEEP = [
     GatherConfig(tokens, heads, warps)
     for tokens, heads, warps in itertools.product((16, 32, 64), (2, 4, 8), (4, 8))

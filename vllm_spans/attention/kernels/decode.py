@@ -39,6 +39,7 @@ class DecodeConfig:
         programs: Programs per multiprocessor that the work is cut into.
         registers: Most registers of a thread, 0 for no limit. Loads of a row's last tile would otherwise take so many
             that fewer programs fit a multiprocessor; what is spilled is outside the loop.
+        heads: KV heads per tile; 0 for as many as fill the 16 rows of a dot.
     """
 
     columns: int
@@ -46,16 +47,17 @@ class DecodeConfig:
     stages: int
     programs: int
     registers: int = 0
+    heads: int = 0
 
 
 # By padded head size and bytes per KV element; found by the sweep of benchmarks/gpu_kernels.py. There is no
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
-    (64, 2): DecodeConfig(columns=64, warps=4, stages=3, programs=4, registers=168),
-    (128, 2): DecodeConfig(columns=64, warps=4, stages=3, programs=4, registers=168),
+    (64, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
+    (128, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
     (256, 2): DecodeConfig(columns=32, warps=4, stages=2, programs=4),
-    (64, 1): DecodeConfig(columns=64, warps=4, stages=3, programs=4, registers=168),
-    (128, 1): DecodeConfig(columns=64, warps=4, stages=3, programs=4, registers=168),
+    (64, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
+    (128, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
     (256, 1): DecodeConfig(columns=32, warps=4, stages=2, programs=4),
 }
 _FALLBACK = DecodeConfig(columns=32, warps=4, stages=2, programs=4)
@@ -149,6 +151,8 @@ class DecodeWorkspace:
             count = _CPU_MULTIPROCESSORS
         padded = max(16, triton.next_power_of_2(head_size))
         heads = _heads_per_tile(kv_heads, group)
+        if config is not None and config.heads:
+            heads = config.heads
         if config is None:
             config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
             if heads < 4:
