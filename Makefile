@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-all lint format bench-cpu clean
+.PHONY: help setup setup-test demo serve test test-all lint format bench-cpu clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +21,18 @@ demo: setup ## start the real server with the embedded model and show reuse on r
 serve: setup ## leave the server up in the foreground, with three commands to try
 	@PORT=$(PORT) "$(BIN)/python" -m demo.serve
 
-test: setup ## unit and engine tests
-	@"$(BIN)/python" -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+# Triton is for the kernel tests alone, so the other targets do without its 640 MB.
+setup-test:
+	@$(PYTHON) requirements/setup_env.py --venv "$(VENV)" --kernels
 
-test-all: setup ## every test, the slow ones included
-	@"$(BIN)/python" -m pytest $(PYTEST_ARGS)
+# The kernels run in a process of their own: Triton's interpreter is chosen when it is imported.
+test: setup-test ## unit and engine tests
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu" tests/kernels
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu" --ignore=tests/kernels $(PYTEST_ARGS)
+
+test-all: setup-test ## every test, the slow ones included
+	@"$(BIN)/python" -m pytest tests/kernels
+	@"$(BIN)/python" -m pytest --ignore=tests/kernels $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	@"$(BIN)/ruff" check .

