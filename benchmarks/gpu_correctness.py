@@ -209,6 +209,8 @@ def check(folder: Path, logs: Path, real_model: Path | None = None) -> dict[str,
             compare(run(spans, spanned + plain, together=True)[: len(cold)], cold),
         )
         report("no spans after spans / stock", compare(run(spans, plain), alone))
+    if real_model is not None:
+        return result
     for name, limits in {
         "a tiny cache": {"num_gpu_blocks_override": 300, "max_num_seqs": 8},
         "small budgets": {"max_num_batched_tokens": 256, "max_num_seqs": 4},

@@ -71,14 +71,14 @@ class PrefillPass:
     Attributes:
         tokens: Their tokens in the batch.
         block_table: ``[rows, columns]`` blocks of the rows, for those that lead a group.
-        groups: ``[3, groups]`` int32: leading row, blocks, first scratch block.
+        groups: ``[groups]`` int32 each: leading row, blocks, first scratch block.
         max_blocks: Most blocks of a group.
         stock: Stock metadata over the scratch cache.
     """
 
     tokens: slice
     block_table: torch.Tensor
-    groups: torch.Tensor
+    groups: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     max_blocks: int
     stock: FlashAttentionMetadata
 
@@ -192,8 +192,7 @@ class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
             (plan.group_rows + num_decodes, plan.group_blocks, plan.group_offsets, plan.row_pages)
         )
         device = torch.from_numpy(host).pin_memory().to(self.device, non_blocking=True)
-        groups = device[: 3 * num_groups].view(3, num_groups)
-        row_pages = device[3 * num_groups :]
+        rows, blocks, offsets, row_pages = device.split([num_groups] * 3 + [num_rows])
         max_len = int(seq_lens[plan.first_row : plan.last_row].max())
         page_tokens = self._block_size * self._blocks_per_page
         width = -(-max_len // page_tokens)
@@ -221,10 +220,25 @@ class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
         return PrefillPass(
             tokens=tokens,
             block_table=common.block_table_tensor,
-            groups=groups,
+            groups=(rows, blocks, offsets),
             max_blocks=int(plan.group_blocks.max()),
             stock=stock,
         )
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The scratch cache, one for all layers: they run in turn.
+
+    Attributes:
+        pages: ``[pages, kv_heads, page tokens, 2 * head_size]``, as the stock kernel reads it.
+        key: ``[blocks, block_size, kv_heads, head_size]``, as the gather writes it.
+        value: Same shape.
+    """
+
+    pages: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
 
 
 class SpansFlashAttentionImpl(FlashAttentionImpl):
@@ -235,7 +249,8 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
     """
 
     layer_rotary: LayerRotary | None = None
-    _scratch: ClassVar[torch.Tensor | None] = None
+    _views: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    _scratch: ClassVar[Scratch | None] = None
 
     def forward(
         self,
@@ -252,7 +267,10 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
         """Same arguments and shapes as the stock ``forward``; ``query`` is rotated, cached K is not."""
         if attn_metadata is None:
             return output.fill_(0)
-        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        if self._views is None or self._views[0] is not kv_cache:
+            # Kept: a view costs the host more than a kernel launch, and there are 32 layers of them in a step.
+            self._views = (kv_cache, *kv_cache.transpose(1, 2).split(self.head_size, dim=-1))
+        _, key_cache, value_cache = self._views
         rotary = self.layer_rotary
         cos_sin = rotary.cos_sin_cache if rotary is not None else None
         is_neox = rotary is None or rotary.is_neox
@@ -274,40 +292,32 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
                 sinks=self.sinks,
             )
         for prefill in attn_metadata.passes:
-            scratch = self._scratch_of(kv_cache)
-            blocks = scratch.view(-1, kv_cache.shape[2], *scratch.shape[2:])
-            key_out, value_out = blocks.split(self.head_size, dim=-1)
+            scratch = self._scratch
+            assert scratch is not None, "the worker allocates it before the first step"
             gather_rotate(
                 key_cache,
                 value_cache,
                 prefill.block_table,
-                prefill.groups[0],
-                prefill.groups[1],
-                prefill.groups[2],
+                *prefill.groups,
                 prefill.max_blocks,
-                key_out,
-                value_out,
+                scratch.key,
+                scratch.value,
                 cos_sin,
                 is_neox,
             )
+            tokens = prefill.tokens
             super().forward(
                 layer,
-                query[prefill.tokens],
-                key[prefill.tokens],
-                value[prefill.tokens],
-                scratch.transpose(1, 2),
+                query[tokens],
+                key[tokens],
+                value[tokens],
+                scratch.pages,
                 prefill.stock,
-                output[prefill.tokens],
+                output[tokens],
                 output_scale,
                 output_block_scale,
             )
         return output
-
-    def _scratch_of(self, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Scratch cache ``[pages, page tokens, kv_heads, 2 * head_size]``, one for all layers: they run in turn."""
-        scratch = SpansFlashAttentionImpl._scratch
-        assert scratch is not None, "the worker allocates it before the first step"
-        return scratch
 
     @classmethod
     def allocate_scratch(
@@ -317,15 +327,22 @@ class SpansFlashAttentionImpl(FlashAttentionImpl):
         head_size: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> torch.Tensor:
-        """Allocate the scratch cache, before vLLM measures how much memory is left for KV."""
+    ) -> int:
+        """Allocate the scratch cache, before vLLM measures how much memory is left for KV.
+
+        Returns:
+            Its size in bytes.
+        """
         block_size = vllm_config.cache_config.block_size
         page_tokens = block_size * max(1, SCRATCH_PAGE_TOKENS // block_size)
-        pages = scratch_pages(vllm_config, page_tokens)
-        cls._scratch = torch.zeros(
-            (pages, page_tokens, kv_heads, 2 * head_size), dtype=dtype, device=device
+        pages = torch.zeros(
+            (scratch_pages(vllm_config, page_tokens), page_tokens, kv_heads, 2 * head_size),
+            dtype=dtype,
+            device=device,
         )
-        return cls._scratch
+        blocks = pages.view(-1, block_size, kv_heads, 2 * head_size)
+        cls._scratch = Scratch(pages.transpose(1, 2), *blocks.split(head_size, dim=-1))
+        return pages.numel() * pages.element_size()
 
 
 def scratch_pages(vllm_config: VllmConfig, page_tokens: int) -> int:

@@ -31,7 +31,7 @@ class SpansGPUWorker(Worker):
             may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
         )
         attention = self.vllm_config.compilation_config.static_forward_context[next(iter(layers))]
-        scratch = SpansFlashAttentionImpl.allocate_scratch(
+        scratch_bytes = SpansFlashAttentionImpl.allocate_scratch(
             self.vllm_config,
             attention.num_kv_heads,
             attention.head_size,
@@ -41,5 +41,5 @@ class SpansGPUWorker(Worker):
         logger.info(
             "spans: K of %d attention layers is cached un-rotated; scratch cache of %.2f GiB",
             len(layers),
-            scratch.numel() * scratch.element_size() / 2**30,
+            scratch_bytes / 2**30,
         )

@@ -53,8 +53,8 @@ class DecodeConfig:
 # By padded head size and bytes per KV element; found by the sweep of benchmarks/gpu_kernels.py. There is no
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
-    (64, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
-    (128, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
+    (64, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=4, heads=1),
+    (128, 2): DecodeConfig(columns=128, warps=4, stages=2, programs=2, heads=1),
     (256, 2): DecodeConfig(columns=32, warps=4, stages=2, programs=4),
     (64, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
     (128, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
@@ -150,14 +150,13 @@ class DecodeWorkspace:
         else:
             count = _CPU_MULTIPROCESSORS
         padded = max(16, triton.next_power_of_2(head_size))
-        heads = _heads_per_tile(kv_heads, group)
-        if config is not None and config.heads:
-            heads = config.heads
         if config is None:
             config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
-            if heads < 4:
+            if not config.heads and _heads_per_tile(kv_heads, group) < 4:
                 # Few heads share cos and sin: in a tile of many tokens those would take as many registers as K.
-                config = replace(config, columns=max(32, min(config.columns, 16 * heads)))
+                columns = 16 * _heads_per_tile(kv_heads, group)
+                config = replace(config, columns=max(32, min(config.columns, columns)))
+        heads = config.heads or _heads_per_tile(kv_heads, group)
         target = triton.cdiv(count * config.programs * heads, kv_heads)
         chunks = min(target + max_rows, max_rows * triton.cdiv(max_seq_len, _MIN_CHUNK))
         rows_padded = max(16, triton.next_power_of_2(heads * group))
