@@ -121,7 +121,9 @@ def build_launch(arguments: Sequence[str], environ: Mapping[str, str]) -> Launch
     model, flags = _split_model(arguments)
     options, passed = _serve_parser().parse_known_args(flags)
     child = dict(environ)
-    child.pop("VLLM_SPANS_CACHE", None)  # read here only; vLLM warns of a VLLM_ name it does not know
+    child.pop(
+        "VLLM_SPANS_CACHE", None
+    )  # read here only; vLLM warns of a VLLM_ name it does not know
     child["VLLM_V1_SPANS_ENABLED"] = "1"
     for name, variable in _SETTINGS.items():
         value = getattr(options, name)

@@ -82,3 +82,25 @@ def test_decoding_rotates_one_page_per_row(rows: int) -> None:
     for length in (21, 22, 23, 24):
         model.step(tables, [length] * rows, [t[5] * BLOCK + (length - 1) % BLOCK for t in tables])
         assert model.rotations == rows
+
+
+def test_a_worker_keeps_as_many_pages_as_its_cache_has_blocks() -> None:
+    """The worker's own copy of the configuration is never told the number of blocks."""
+    from types import SimpleNamespace
+
+    import vllm.config  # noqa: F401  (must come before the backend)
+
+    from vllm_spans.attention.cpu_backend import SpansCPUMetadataBuilder
+
+    builder = object.__new__(SpansCPUMetadataBuilder)
+    builder.layer_names, builder.block_size = ["layer"], 32
+    builder.vllm_config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=None),
+        model_config=SimpleNamespace(max_model_len=4096),
+        compilation_config=SimpleNamespace(
+            static_forward_context={"layer": SimpleNamespace(kv_cache=torch.zeros(70, 1, 1, 1))}
+        ),
+    )
+    pages = builder._pages()
+    table = torch.arange(64)[None]
+    assert pages.step(table, torch.tensor([64 * 32]), torch.tensor([-1])) is not None

@@ -94,9 +94,10 @@ class SpansCPUMetadataBuilder(CPUAttentionMetadataBuilder):
 
     def _pages(self) -> RotatedPages:
         if self._kept_pages is None:
-            model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
-            places = -(-model.max_model_len // self.block_size) + 1
-            self._kept_pages = RotatedPages(cache.num_gpu_blocks or 1, self.block_size, places)
+            context = self.vllm_config.compilation_config.static_forward_context
+            num_blocks = context[self.layer_names[0]].kv_cache.shape[0]
+            places = -(-self.vllm_config.model_config.max_model_len // self.block_size) + 1
+            self._kept_pages = RotatedPages(num_blocks, self.block_size, places)
         elif self._previous is not None and self._previous.layers_done != len(self.layer_names):
             # The last plan was not carried out by every layer: what it says is kept may not be.
             self._kept_pages.clear()
