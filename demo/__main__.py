@@ -185,7 +185,9 @@ class Progress:
 def server_command(port: int) -> list[str]:
     """The command that serves the embedded model on a loopback port."""
     serve = [sys.executable, "-m", "vllm_spans.cli", "serve"]
-    return [*serve, "--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+    # Eager: compiling the model takes minutes on a busy machine, and a demo starts in seconds.
+    flags = ["--enforce-eager", "--disable-uvicorn-access-log"]
+    return [*serve, "--host", "127.0.0.1", "--port", str(port), *flags]
 
 
 def server_environ() -> dict[str, str]:
