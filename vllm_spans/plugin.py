@@ -36,4 +36,12 @@ def register() -> None:
 
     from vllm_spans import patches
 
+    _log_with_vllm()
     patches.apply()
+
+
+def _log_with_vllm() -> None:
+    """Let our log lines go where vLLM's go: it configures the logger ``vllm`` alone."""
+    ours, theirs = logging.getLogger("vllm_spans"), logging.getLogger("vllm")
+    ours.handlers, ours.propagate = theirs.handlers, theirs.propagate
+    ours.setLevel(theirs.level)

@@ -79,3 +79,21 @@ def test_every_setting_has_a_variable() -> None:
     assert (
         "VLLM_V1_SPANS_GAP_POLICY" in setting_names() and "VLLM_V1_SPANS_ENABLED" in setting_names()
     )
+
+
+def test_our_log_lines_go_where_vllms_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM configures the logger ``vllm`` alone; without its handler VLLM_V1_SPANS_DEBUG would print nothing."""
+    import logging
+
+    from vllm_spans.plugin import _log_with_vllm
+
+    ours, theirs = logging.getLogger("vllm_spans"), logging.getLogger("vllm")
+    handler = logging.NullHandler()
+    for logger in (ours, theirs):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "propagate", True)
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
+    theirs.handlers, theirs.propagate = [handler], False
+    theirs.setLevel(logging.INFO)
+    _log_with_vllm()
+    assert ours.handlers == [handler] and ours.level == logging.INFO and not ours.propagate

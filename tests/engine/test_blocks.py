@@ -113,3 +113,17 @@ def test_shared_spans_take_their_blocks_once(spans_engine: Engine) -> None:
     used = round(usage * (spans_engine.about["num_gpu_blocks"] - 1))
     bodies, own = 6 * 4, 8 * (1 + 6 + 1)
     assert used <= bodies + own, f"{used} blocks in use for 8 requests"
+
+
+def test_a_request_that_outgrows_the_cache_ends(engines: Any, tiny_model: str) -> None:
+    """A lone request that finds no room for the isolated KV under its gap is ended, not left hanging."""
+    engine = engines.get(tiny_model, num_gpu_blocks_override=40, max_model_len=1024)
+    free = engine.free()
+    rng = random.Random(72)
+    case = Case().prefix(tokens(rng, BLOCK)).span(tokens(rng, 26 * BLOCK)).cross(tokens(rng, 36))
+    request = case.request(policy="legolink", gap_length=8 * BLOCK, max_tokens=120)
+    early = engine.run([request], [{"at": 20, "do": "reset_running"}], max_steps=400)
+    assert len(early["results"]["r0"]["outputs"][0]["tokens"]) == 120, "there was room for it"
+    late = engine.run([request], [{"at": 110, "do": "reset_running"}], max_steps=400)
+    assert late["results"]["r0"]["outputs"][0]["finish"] == "error"
+    clean(engine, free)

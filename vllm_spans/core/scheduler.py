@@ -265,10 +265,24 @@ class SpanSchedulerMixin(Scheduler):
         return self._preparation.take_rows(request, spans, budget, self._span_stats)
 
     def _break_deadlock(self) -> None:
-        """Free the newest request in preparation when nothing can go on for want of blocks."""
+        """Free the newest request in preparation when nothing can go on for want of blocks.
+
+        A lone request that cannot go on never will: nobody else holds blocks. It grew past what the cache holds
+        beside the isolated KV under its gaps, and is ended as vLLM ends a request whose grammar cannot be compiled.
+        """
         stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
-        if len(stuck) == len(self._preparing) > 1:
+        if not stuck or len(stuck) < len(self._preparing):
+            return
+        if len(stuck) > 1:
             self._put_back(stuck[-1])
+            return
+        logger.error(
+            "%s needs more KV blocks than there are for its %d tokens and its gaps: it is ended. Lower its gap length "
+            "or enlarge the KV cache.",
+            stuck[0].request_id,
+            stuck[0].num_tokens,
+        )
+        self.grammar_compile_error_reqs.add(stuck[0].request_id)
 
     def _put_back(self, request: Request) -> None:
         """Take a request out of preparation, back to the head of the waiting queue, without its blocks."""

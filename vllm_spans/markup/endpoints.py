@@ -42,8 +42,8 @@ async def explain(raw_request: Request) -> JSONResponse:
     """Show pieces, spans, pads and cache state of a chat or completion body; generates nothing."""
     try:
         body = await raw_request.json()
-    except ValueError as error:
-        raise VLLMValidationError(f"the body is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise VLLMValidationError(f"the body is not JSON that can be read: {error}") from error
     try:
         kind = request_kind(body)
     except MarkupError as error:

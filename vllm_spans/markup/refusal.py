@@ -37,7 +37,8 @@ def find_span(body: Any, path: str = "") -> str | None:
         if not path:
             if body.get("spans") is not None:
                 return "spans"
-            for key in body.get("vllm_xargs") or ():
+            xargs = body.get("vllm_xargs")
+            for key in xargs if isinstance(xargs, dict) else ():
                 if key.startswith(("span_", "cross_span_")):
                     return f"vllm_xargs.{key}"
         for key, value in body.items():
@@ -93,11 +94,10 @@ def _look(body: bytes, path: str) -> MarkupError | None:
     if b"span" not in body:
         return None
     try:
-        parsed = json.loads(body)
-    except ValueError:
+        where = find_span(json.loads(body))
+    except (ValueError, RecursionError):
         # Not for us to judge: vLLM answers what is wrong with it.
         return None
-    where = find_span(parsed)
     if where is None:
         return None
     return MarkupError(

@@ -157,16 +157,22 @@ def _take_white_space(plain: str, regions: list[_Region]) -> None:
         text = region.source.text
         trail = text[len(text.rstrip()) :]
         limit = regions[index + 1].start if index + 1 < len(regions) else len(plain)
-        while trail and region.end < limit and plain[region.end] == trail[0]:
-            region.end += 1
-            trail = trail[1:]
-        if region.source.is_part and not trail and region.end < limit and plain[region.end] == "\n":
+        room = plain[region.end : min(limit, region.end + len(trail))]
+        taken = _common_prefix(trail, room)
+        region.end += taken
+        whole = taken == len(trail)
+        if region.source.is_part and whole and region.end < limit and plain[region.end] == "\n":
             region.end += 1
         lead = text[: len(text) - len(text.lstrip())]
         limit = regions[index - 1].end if index else 0
-        while lead and region.start > limit and plain[region.start - 1] == lead[-1]:
-            region.start -= 1
-            lead = lead[:-1]
+        room = plain[max(limit, region.start - len(lead)) : region.start]
+        region.start -= _common_prefix(lead[::-1], room[::-1])
+
+
+def _common_prefix(left: str, right: str) -> int:
+    """Characters that two strings have in common at their start."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _take_titles(regions: list[_Region]) -> None:

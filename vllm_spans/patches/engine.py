@@ -201,7 +201,8 @@ def check_request(request: Any, config: VllmConfig) -> None:
         raise SpanLayoutError("spans and multimodal inputs cannot be in one request", "messages")
     if request.resumable:
         raise SpanLayoutError("spans and streaming input cannot be in one request", "prompt")
-    heads = spans.policy.gap_length // block_size
+    gaps = (end - start for span in spans.layout.spans for start, end in spans.policy.gaps(span))
+    heads = max(gaps, default=0) // block_size
     have = config.cache_config.num_gpu_blocks
     need = -(-(num_tokens + 1) // block_size) + heads + 1
     if have and need > have:
