@@ -35,6 +35,10 @@ NOPE_ARCHITECTURES = frozenset({"GraniteForCausalLM"})
 """Of these, the ones that have no rotary module where they do not rotate (Granite with ``rope_theta`` 0)."""
 
 
+STOCK_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
+"""What vLLM's own platforms choose as the worker; the workers with spans are subclasses of these."""
+
+
 class GateError(ValueError):
     """The engine cannot run with spans; the text says why and what to change."""
 
@@ -155,6 +159,12 @@ def _feature_reasons(config: VllmConfig) -> list[str]:
 
     parallel, scheduler = config.parallel_config, config.scheduler_config
     reasons = []
+    if scheduler.scheduler_cls is not None:
+        reasons.append(
+            f"--scheduler-cls {scheduler.scheduler_cls}: spans bring a scheduler; drop the flag"
+        )
+    if parallel.worker_cls not in STOCK_WORKERS:
+        reasons.append(f"--worker-cls {parallel.worker_cls}: spans bring a worker; drop the flag")
     if config.speculative_config is not None:
         reasons.append(
             "speculative decoding: its drafter reads rotated K; drop --speculative-config"

@@ -164,8 +164,6 @@ def _layout_not_in_exact_chain(worker: Any) -> list[Patch]:
         self.span_keys.append(span_keys)
         self._next_span += 1
         self._num_blocks += len(span_keys)
-        # No border is folded in either.
-        self._cross_blocks = set()
         return keys
 
     return [(RequestKeys, "_enter_span", enter_span)]

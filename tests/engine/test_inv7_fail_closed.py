@@ -56,6 +56,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "scheduler-cls",
     ),
+    "another worker": (
+        {"worker_cls": "tests.engine.worker.Worker"},
+        {},
+        "worker-cls tests.engine.worker.Worker",
+    ),
     "transformers backend": ({"model_impl": "transformers"}, {}, "ransformers"),
     # Their attention lives in transformers' own code, where nothing leaves K un-rotated.
     "smollm3": ({}, {}, "SmolLM3ForCausalLM"),

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-# `make setup` puts Triton into a folder of its own, so that vLLM's CPU build does not find it.
+# `make test` puts Triton into a folder of its own, so that vLLM's CPU build does not find it.
 APART = Path(sys.prefix) / "kernels"
 if importlib.util.find_spec("triton") is None and APART.is_dir():
     sys.path.append(str(APART))
 
-MISSING = "triton is not installed: make setup installs it with requirements/kernels.lock"
+MISSING = "triton is not installed: make test installs it with requirements/kernels.lock"
 LATE = "triton was imported without its interpreter: run tests/kernels in a process of its own"
 skip = "" if importlib.util.find_spec("triton") else MISSING
 if not torch.cuda.is_available() and not skip:

@@ -127,7 +127,6 @@ class SpansFlashMetadataBuilder(AttentionMetadataBuilder[SpansFlashMetadata]):
         self._stock.use_full_cuda_graph = False
         scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
         self._capacity = scratch_pages(vllm_config, self._block_size * self._blocks_per_page)
-        self._max_model_len = model.max_model_len
         self._workspace = DecodeWorkspace.create(
             max_rows=max(
                 scheduler.max_num_seqs,

@@ -30,7 +30,6 @@ class SpanBlockTables:
     """Lookup, admission and publication of blocks by key."""
 
     def __init__(self, kv_cache_manager: KVCacheManager) -> None:
-        self._manager = kv_cache_manager
         self._pool = kv_cache_manager.block_pool
         (self._group_manager,) = kv_cache_manager.coordinator.single_type_managers
         self.block_size: int = self._group_manager.block_size

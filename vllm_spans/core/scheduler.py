@@ -267,14 +267,17 @@ class SpanSchedulerMixin(Scheduler):
     def _break_deadlock(self) -> None:
         """Free the newest request in preparation when nothing can go on for want of blocks.
 
-        A lone request that cannot go on never will: nobody else holds blocks. It grew past what the cache holds
-        beside the isolated KV under its gaps, and is ended as vLLM ends a request whose grammar cannot be compiled.
+        A lone request that cannot go on never will, unless a session that waits for input holds blocks or row slots. It
+        grew past what the cache holds beside the isolated KV under its gaps, and is ended as vLLM ends a request whose
+        grammar cannot be compiled.
         """
         stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
         if not stuck or len(stuck) < len(self._preparing):
             return
         if len(stuck) > 1:
             self._put_back(stuck[-1])
+            return
+        if self.num_waiting_for_streaming_input:
             return
         logger.error(
             "%s needs more KV blocks than there are for its %d tokens and its gaps: it is ended. Lower its gap length "

@@ -91,12 +91,6 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     check_config(config)
     spans = spans.resolve(config.cache_config.block_size)
     scheduler = config.scheduler_config
-    if scheduler.scheduler_cls is not None:
-        from vllm_spans.gate import GateError
-
-        raise GateError(
-            f"--scheduler-cls {scheduler.scheduler_cls} and spans: both replace the scheduler; drop the flag"
-        )
     name = "SpanAsyncScheduler" if scheduler.async_scheduling else "SpanScheduler"
     scheduler.scheduler_cls = f"vllm_spans.core.scheduler.{name}"
     config.parallel_config.worker_cls = _worker_class()
