@@ -41,6 +41,8 @@ class SpansConfig:
         token_cross: Token id that starts a cross segment likewise.
         delimiter: Text that marks spans in plain strings. ``None`` turns that form off.
         max_spans: Most plus spans one request may have.
+        scratch_tokens: Tokens that the scratch cache of rotated pages holds on a GPU; a step that reads more runs in
+            several passes. ``None`` holds the longest sequence and a step of isolated rows.
         debug: Log the plan of every request at INFO.
     """
 
@@ -51,6 +53,7 @@ class SpansConfig:
     token_cross: int | None = None
     delimiter: str | None = None
     max_spans: int = 1024
+    scratch_tokens: int | None = None
     debug: bool = False
 
     @classmethod
@@ -139,8 +142,10 @@ class SpansConfig:
                 f"{ENV_PREFIX}GAP_LENGTH={self.gap_length} must be positive; for no gaps set "
                 f"{ENV_PREFIX}GAP_POLICY=none."
             )
-        if self.max_spans < 1:
-            raise SpansConfigError(f"{ENV_PREFIX}MAX_SPANS={self.max_spans} must be at least 1.")
+        for name in ("max_spans", "scratch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpansConfigError(f"{ENV_PREFIX}{name.upper()}={value} must be at least 1.")
         if self.token_plus is not None and self.token_plus == self.token_cross:
             raise SpansConfigError(
                 f"{ENV_PREFIX}TOKEN_PLUS and {ENV_PREFIX}TOKEN_CROSS are both {self.token_plus}; they must differ."
@@ -159,7 +164,13 @@ def setting_names() -> tuple[str, ...]:
     )
 
 
-_INT_FIELDS = {"gap_length": 1, "token_plus": 0, "token_cross": 0, "max_spans": 1}
+_INT_FIELDS = {
+    "gap_length": 1,
+    "token_plus": 0,
+    "token_cross": 0,
+    "max_spans": 1,
+    "scratch_tokens": 1,
+}
 
 
 def _parse(name: str, value: Any, source: str) -> Any:

@@ -141,13 +141,22 @@ def _has_windows(config: VllmConfig) -> bool:
 
 
 def _cache_reasons(config: VllmConfig) -> list[str]:
+    from vllm.platforms import current_platform
+
+    from vllm_spans.attention.kv_dtype import KV_DTYPE_NAMES, UNQUANTISED_KV_DTYPES
+
     cache = config.cache_config
     reasons = []
     if not cache.enable_prefix_caching:
         reasons.append("prefix caching is off: drop --no-enable-prefix-caching")
-    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+    names = KV_DTYPE_NAMES if current_platform.is_cuda() else UNQUANTISED_KV_DTYPES
+    if cache.cache_dtype not in names:
         reasons.append(
-            f"--kv-cache-dtype {cache.cache_dtype}: not handled on this platform yet; use auto"
+            f"--kv-cache-dtype {cache.cache_dtype}: spans handle {', '.join(names)} on this platform"
+        )
+    if cache.kv_cache_dtype_skip_layers:
+        reasons.append(
+            "--kv-cache-dtype-skip-layers: spans need one dtype in all layers; drop the flag"
         )
     if getattr(cache, "kv_sharing_fast_prefill", False):
         reasons.append("--kv-sharing-fast-prefill: gaps need every layer's K and V; drop the flag")
@@ -206,14 +215,26 @@ def _platform_reasons(config: VllmConfig) -> list[str]:
         reasons.append(
             "the GPU is older than Ampere (compute capability 8.0), which FlashAttention needs"
         )
-    backend = config.attention_config.backend
-    if backend not in (None, AttentionBackendEnum.FLASH_ATTN):
+    attention = config.attention_config
+    supported = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
+    if attention.backend not in (None, *supported):
         reasons.append(
-            f"--attention-backend {backend.name}: spans run on FLASH_ATTN; drop the flag"
+            f"--attention-backend {attention.backend.name}: spans run on FLASH_ATTN and TRITON_ATTN; drop the flag"
         )
-    if config.model_config.dtype.itemsize != 2:
+    if attention.backend_per_kind:
+        reasons.append("attention backends per kind of layer: spans run all layers on one")
+    if (
+        attention.backend == AttentionBackendEnum.FLASH_ATTN
+        and config.model_config.dtype.itemsize != 2
+    ):
         reasons.append(
-            f"--dtype {config.model_config.dtype}: FlashAttention takes float16 and bfloat16"
+            f"--dtype {config.model_config.dtype}: FlashAttention takes float16 and bfloat16; drop the flag "
+            "--attention-backend"
+        )
+    cache_dtype = config.cache_config.cache_dtype
+    if cache_dtype in ("fp8", "fp8_e4m3") and not current_platform.has_device_capability(89):
+        reasons.append(
+            f"--kv-cache-dtype {cache_dtype} on a GPU older than Ada (compute capability 8.9): use fp8_e5m2 or auto"
         )
     if config.parallel_config.enable_dbo:
         reasons.append("dual-batch overlap shares no scratch cache; drop --enable-dbo")

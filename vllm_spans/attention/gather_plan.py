@@ -1,7 +1,8 @@
 """GatherPlan: how the prefill rows of a GPU step share the scratch cache.
 
 Rows of one group show one sequence over one block table, each up to an end of its own. The group's pages are rotated
-once, to consecutive scratch pages, and every row of the group reads a prefix of them. Pure host code over numpy.
+once per pass, to consecutive scratch pages, and every row of the group reads a prefix of them. Pure host code over
+numpy.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class GatherPass:
     Attributes:
         first_row: First row, as an index into the prefill rows.
         last_row: One past the last row.
-        group_rows: ``[groups]`` row that has the group's whole block table.
-        group_blocks: ``[groups]`` blocks to rotate.
+        group_rows: ``[groups]`` row that has the group's whole block table: the group's longest, in this pass or not.
+        group_blocks: ``[groups]`` blocks to rotate: what the group's longest row in this pass reads.
         group_offsets: ``[groups]`` first scratch block; a multiple of ``blocks_per_page``.
         row_pages: ``[rows]`` first scratch page of each row.
     """
@@ -55,55 +56,65 @@ def plan_gather(
     Raises:
         ValueError: One row alone exceeds the capacity.
     """
-    blocks = -(-np.asarray(seq_lens, dtype=np.int64) // block_size)
+    seq_lens = np.asarray(seq_lens, dtype=np.int64)
+    blocks = -(-seq_lens // block_size)
+    leaders = _leaders(groups, seq_lens)
     passes: list[GatherPass] = []
     first = 0
     while first < len(groups):
-        leaders: dict[str, int] = {}
+        blocks_of: dict[str, int] = {}
         pages_used, last = 0, first
         while last < len(groups):
-            leader = leaders.get(groups[last])
-            before = _pages(blocks[leader], blocks_per_page) if leader is not None else 0
-            more = max(0, _pages(blocks[last], blocks_per_page) - before)
+            have = blocks_of.get(groups[last], 0)
+            need = max(have, int(blocks[last]))
+            more = _pages(need, blocks_per_page) - _pages(have, blocks_per_page)
             if pages_used + more > capacity:
                 break
             pages_used += more
-            if leader is None or blocks[last] > blocks[leader]:
-                leaders[groups[last]] = last
+            blocks_of[groups[last]] = need
             last += 1
         if last == first:
             raise ValueError(
                 f"a sequence of {int(seq_lens[first])} tokens does not fit {capacity} scratch pages"
             )
-        passes.append(_make_pass(groups, blocks, first, last, leaders, blocks_per_page))
+        passes.append(_make_pass(groups, first, last, leaders, blocks_of, blocks_per_page))
         first = last
     return passes
 
 
+def _leaders(groups: Sequence[str], seq_lens: np.ndarray) -> dict[str, int]:
+    """The longest row of each group in the whole step: the one that is sure to have the group's whole block table."""
+    leaders: dict[str, int] = {}
+    for row, group in enumerate(groups):
+        if group not in leaders or seq_lens[row] > seq_lens[leaders[group]]:
+            leaders[group] = row
+    return leaders
+
+
 def _pages(blocks: int, blocks_per_page: int) -> int:
-    return -(-int(blocks) // blocks_per_page)
+    return -(-blocks // blocks_per_page)
 
 
 def _make_pass(
     groups: Sequence[str],
-    blocks: np.ndarray,
     first: int,
     last: int,
     leaders: dict[str, int],
+    blocks_of: dict[str, int],
     blocks_per_page: int,
 ) -> GatherPass:
     first_page: dict[str, int] = {}
     page = 0
-    for group, leader in leaders.items():
+    for group, blocks in blocks_of.items():
         first_page[group] = page
-        page += _pages(blocks[leader], blocks_per_page)
-    rows = np.fromiter(leaders.values(), dtype=np.int32, count=len(leaders))
-    offsets = np.fromiter(first_page.values(), dtype=np.int32, count=len(leaders))
+        page += _pages(blocks, blocks_per_page)
+    count = len(blocks_of)
+    offsets = np.fromiter(first_page.values(), dtype=np.int32, count=count)
     return GatherPass(
         first_row=first,
         last_row=last,
-        group_rows=rows,
-        group_blocks=blocks[rows].astype(np.int32),
+        group_rows=np.fromiter((leaders[group] for group in blocks_of), np.int32, count),
+        group_blocks=np.fromiter(blocks_of.values(), np.int32, count),
         group_offsets=offsets * np.int32(blocks_per_page),
         row_pages=np.array([first_page[groups[row]] for row in range(first, last)], dtype=np.int32),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from vllm_spans.attention.flash_backend import step_rows
+from vllm_spans.attention.cuda_metadata import step_rows
 from vllm_spans.core.rows import ROW_PREFIX
 
 if TYPE_CHECKING:

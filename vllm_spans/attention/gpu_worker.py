@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_spans.attention.flash_backend import SpansFlashAttentionImpl
-from vllm_spans.attention.rotary import install_query_rotary
+from vllm_spans.attention.cuda_scratch import Scratch, ScratchShape
+from vllm_spans.attention.rotary import RotaryError, install_query_rotary
 from vllm_spans.gate import NOPE_ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -30,16 +30,27 @@ class SpansGPUWorker(Worker):
             self.model_runner.get_model(),
             may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
         )
-        attention = self.vllm_config.compilation_config.static_forward_context[next(iter(layers))]
-        scratch_bytes = SpansFlashAttentionImpl.allocate_scratch(
-            self.vllm_config,
-            attention.num_kv_heads,
-            attention.head_size,
-            attention.kv_cache_torch_dtype,
+        context = self.vllm_config.compilation_config.static_forward_context
+        attentions = [context[name] for name in layers]
+        shapes = {(attention.num_kv_heads, attention.head_size) for attention in attentions}
+        if len(shapes) > 1:
+            raise RotaryError(
+                f"attention layers differ in (KV heads, head size): {sorted(shapes)}; spans need one shape for all, "
+                "since they share the scratch cache"
+            )
+        ((kv_heads, head_size),) = shapes
+        scratch = Scratch.allocate(
+            ScratchShape.of(self.vllm_config),
+            kv_heads,
+            head_size,
+            self.model_config.dtype,
             self.device,
         )
+        for attention in attentions:
+            attention.impl.scratch = scratch
         logger.info(
-            "spans: K of %d attention layers is cached un-rotated; scratch cache of %.2f GiB",
+            "spans: K of %d attention layers is cached un-rotated; scratch cache of %.2f GiB (%d tokens)",
             len(layers),
-            scratch_bytes / 2**30,
+            scratch.num_bytes / 2**30,
+            scratch.pages.shape[0] * scratch.pages.shape[2],
         )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,6 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         SpansConfigError: A setting does not fit the engine.
     """
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     from vllm_spans.gate import check_config
 
@@ -95,7 +95,8 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     scheduler.scheduler_cls = f"vllm_spans.core.scheduler.{name}"
     config.parallel_config.worker_cls = _worker_class()
     if current_platform.is_cuda():
-        config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+        backend = config.attention_config.backend or cuda_backend(config)
+        config.attention_config.backend = backend
     assert isinstance(config.additional_config, dict)
     config.additional_config["spans"] = spans.to_dict()
     logger.info(
@@ -104,6 +105,20 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         spans.gap_length,
         config.cache_config.block_size,
     )
+
+
+def cuda_backend(config: VllmConfig) -> AttentionBackendEnum:
+    """The backend that prefill runs on: FlashAttention wherever it can, being several times faster."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if config.model_config.dtype.itemsize != 2:
+        logger.warning(
+            "spans: prefill runs on TRITON_ATTN, which is several times slower: FlashAttention takes float16 and "
+            "bfloat16, not %s",
+            config.model_config.dtype,
+        )
+        return AttentionBackendEnum.TRITON_ATTN
+    return AttentionBackendEnum.FLASH_ATTN
 
 
 def _worker_class() -> str:
@@ -243,8 +258,8 @@ def _add_explain() -> None:
 
 
 def _register_attention() -> None:
-    """``CPU_ATTN``, ``FLASH_ATTN``: vLLM's registry takes an override of a backend; the CPU platform always picks
-    the first name, ``create_engine_config`` sees to it that CUDA picks the second."""
+    """``CPU_ATTN``, ``FLASH_ATTN``, ``TRITON_ATTN``: vLLM's registry takes an override of a backend; the CPU platform
+    always picks the first name, ``create_engine_config`` sees to it that CUDA picks one of the others."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -254,7 +269,6 @@ def _register_attention() -> None:
             "vllm_spans.attention.cpu_backend.SpansCPUAttentionBackend",
         )
     elif current_platform.is_cuda():
-        register_backend(
-            AttentionBackendEnum.FLASH_ATTN,
-            "vllm_spans.attention.flash_backend.SpansFlashAttentionBackend",
-        )
+        module = "vllm_spans.attention.cuda_backends"
+        register_backend(AttentionBackendEnum.FLASH_ATTN, f"{module}.SpansFlashAttentionBackend")
+        register_backend(AttentionBackendEnum.TRITON_ATTN, f"{module}.SpansTritonAttentionBackend")
