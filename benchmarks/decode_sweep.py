@@ -211,7 +211,10 @@ def sweep(target: Target, deadline: float) -> list[dict[str, Any]]:
         bare = took(case, best, 10, rotate=False)
         flash = own = None
         if not target.fp8:
-            flash, own = timed(case.flash()), timed(case.flash(ahead=False))
+            try:
+                flash, own = timed(case.flash()), timed(case.flash(ahead=False))
+            except Exception as error:
+                print(f"FA3 {target.name}: {str(error).strip()[:150]}", flush=True)
         rows.append(
             {
                 "target": target.name,

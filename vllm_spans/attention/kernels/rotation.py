@@ -86,21 +86,28 @@ def rotate_pairs(first, second, cos, sin):
 
 
 @triton.jit
+def load_elements(rows, valid, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """Load ``COUNT`` neighbours in a tile of ``PADDED``.
+
+    ``rows`` are pointers ``[..., 1]`` to the first, ``valid`` a mask of the same rank.
+    """
+    element = tl.arange(0, PADDED)[None, :]
+    mask = valid if COUNT == PADDED else valid & (element < COUNT)
+    return tl.load(rows + element, mask=mask, other=0.0)
+
+
+@triton.jit
 def load_pairs(rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
-    """Load the rotary elements of heads: ``rows`` are pointers ``[..., 1]``, ``valid`` a mask of the same rank.
+    """Load the rotary elements of heads, with the arguments of ``load_elements``.
 
     Both styles read whole 16-byte pieces. neox gives the two halves, ``[..., PAIRS_PADDED]`` each; gptj gives the
     interleaved pairs, ``[..., 2 * PAIRS_PADDED]``, and 0. ``split_pairs`` makes halves of both.
     """
     if IS_NEOX:
-        pair = tl.arange(0, PAIRS_PADDED)[None, :]
-        mask = valid if PAIRS == PAIRS_PADDED else valid & (pair < PAIRS)
-        first = tl.load(rows + pair, mask=mask, other=0.0)
-        second = tl.load(rows + pair + PAIRS, mask=mask, other=0.0)
+        first = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
+        second = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
     else:
-        element = tl.arange(0, 2 * PAIRS_PADDED)[None, :]
-        mask = valid if PAIRS == PAIRS_PADDED else valid & (element < 2 * PAIRS)
-        first = tl.load(rows + element, mask=mask, other=0.0)
+        first = load_elements(rows, valid, 2 * PAIRS, 2 * PAIRS_PADDED)
         second = 0
     return first, second
 
@@ -124,10 +131,8 @@ def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
 @triton.jit
 def load_cos_sin(table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr):
     """Load cos and sin of ``position`` as they are stored, ``[..., PAIRS_PADDED]`` each."""
-    pair = tl.arange(0, PAIRS_PADDED)[None, :]
-    pointers = table + tl.expand_dims(position, -1).to(tl.int64) * stride + pair
+    rows = table + tl.expand_dims(position, -1).to(tl.int64) * stride
     valid = tl.expand_dims(valid, -1)
-    mask = valid if PAIRS == PAIRS_PADDED else valid & (pair < PAIRS)
-    cos = tl.load(pointers, mask=mask, other=0.0)
-    sin = tl.load(pointers + PAIRS, mask=mask, other=0.0)
+    cos = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
+    sin = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
     return cos, sin

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rotation import load_cos_sin, load_pairs, rotate_pairs, split_pairs
+from .rotation import load_cos_sin, load_elements, load_pairs, rotate_pairs, split_pairs
 
 
 @triton.jit
@@ -106,18 +106,15 @@ def query_parts(
     dtype: tl.constexpr = rows.dtype.element_ty
     first, second, rest = 0, 0, 0
     if PAIRS > 0:
-        pair = tl.arange(0, PAIRS_PADDED)[None, None, :]
+        pair = tl.arange(0, PAIRS_PADDED)[None, :]
         mask = valid & (pair < PAIRS)
         step: tl.constexpr = 1 if IS_NEOX else 2
         other_half: tl.constexpr = PAIRS if IS_NEOX else 1
         first = operand(tl.load(rows + pair * step, mask=mask, other=0.0), dtype, WIDE)
-        second = operand(
-            tl.load(rows + pair * step + other_half, mask=mask, other=0.0), dtype, WIDE
-        )
+        second = tl.load(rows + other_half + pair * step, mask=mask, other=0.0)
+        second = operand(second, dtype, WIDE)
     if REST > 0:
-        extra = tl.arange(0, REST_PADDED)[None, None, :]
-        mask = valid & (extra < REST)
-        rest = operand(tl.load(rows + 2 * PAIRS + extra, mask=mask, other=0.0), dtype, WIDE)
+        rest = operand(load_elements(rows + 2 * PAIRS, valid, REST, REST_PADDED), dtype, WIDE)
     return first, second, rest
 
 
@@ -159,9 +156,7 @@ def key_scores(
         scores = tl.dot(q_first, first, input_precision=PRECISION)
         scores = tl.dot(q_second, second, scores, input_precision=PRECISION)
     if REST > 0:
-        extra = tl.arange(0, REST_PADDED)[None, None, :]
-        mask = there if REST == REST_PADDED else there & (extra < REST)
-        rest = tl.load(rows + 2 * PAIRS + extra, mask=mask, other=0.0)
+        rest = load_elements(rows + 2 * PAIRS, there, REST, REST_PADDED)
         if IS_FP8:
             rest = rest.to(tl.float32)
         rest = tl.permute(operand(rest, Q_TYPE, WIDE), (0, 2, 1))
@@ -183,9 +178,7 @@ def add_values(
     PRECISION: tl.constexpr,
 ):
     """Add a tile's weighted V: ``weights`` are ``[streams, queries, TOKENS]``, ``rows`` points at V of its tokens."""
-    element = tl.arange(0, HEAD_PADDED)[None, None, :]
-    mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
-    v = tl.load(rows + element, mask=mask, other=0.0)
+    v = load_elements(rows, there, HEAD_SIZE, HEAD_PADDED)
     if IS_FP8:
         v = v.to(tl.float32)
     return tl.dot(
