@@ -176,8 +176,8 @@ def decode_pieces_kernel(
                 scores = tl.where(visible, scores, -1.0e30)
                 new_maximum = tl.maximum(maximum, tl.max(scores, 2))
                 shrink = tl.exp2(maximum - new_maximum)
-                # Zero by the mask too: a stream that has seen nothing yet has a maximum like the masked scores.
-                weights = tl.where(visible, tl.exp2(scores - new_maximum[:, :, None]), 0.0)
+                # What a stream gathers before it sees a token has the maximum of masked scores, and shrinks to 0 later.
+                weights = tl.exp2(scores - new_maximum[:, :, None])
                 weight = weight * shrink + tl.sum(weights, 2)
                 maximum = new_maximum
                 accumulator = add_values(
