@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_kernels --out results.json [--sweep] [--quick]
 
-Times are medians over CUDA-graph replays. A case that fails is named and the run goes on; the exit status tells.
+Launch shapes of decode are swept by ``benchmarks.decode_sweep``. Times are medians over CUDA-graph replays. A case
+that fails is named and the run goes on; the exit status tells.
 """
 
 from __future__ import annotations
@@ -35,31 +36,13 @@ from vllm_spans.attention.kernels.decode import (  # noqa: E402
 from vllm_spans.attention.kernels.gather_rotate import GatherConfig, gather_rotate  # noqa: E402
 
 PAGE = 16
+FLASH_SPLITS = 32
+"""vLLM's ``flash_attn_max_num_splits_for_cuda_graph``."""
 KV_BUDGET = 100e9
 DECODE_GOAL = 1.02
 GATHER_GOAL = 1.15
 BATCHES = (1, 16, 64, 256)
 CONTEXTS = (1024, 4096, 16384, 65536)
-DECODE_SWEEP = [
-    DecodeConfig(columns, warps, stages, 4, registers, heads)
-    for columns, warps, stages, registers, heads in (
-        (64, 4, 2, 168, 0),
-        (64, 4, 2, 0, 0),
-        (32, 4, 2, 128, 0),
-        (128, 8, 2, 0, 0),
-        (64, 4, 0, 0, 0),
-        (32, 4, 2, 0, 1),
-        (64, 4, 2, 0, 1),
-        (64, 4, 3, 0, 1),
-        (128, 4, 2, 0, 1),
-        (128, 8, 2, 0, 1),
-        (128, 8, 3, 0, 1),
-        (64, 4, 2, 0, 2),
-        (128, 8, 2, 0, 2),
-        (128, 4, 2, 0, 2),
-    )
-]
-PROGRAMS_SWEEP = (1, 2, 3, 4, 8)
 GATHER_SWEEP = [
     GatherConfig(tokens, heads, warps)
     for tokens, heads, warps in itertools.product((16, 32, 64), (2, 4, 8), (4, 8))
@@ -146,6 +129,9 @@ class Report:
 
 def timed(work: Callable[[], Any], replays: int = 20) -> float:
     """Median microseconds of a CUDA-graph replay, caches cold for small work."""
+    global FLUSH
+    if not FLUSH.numel():
+        FLUSH = flush_buffer()
     for _ in range(2):
         work()
     torch.cuda.synchronize()
@@ -294,24 +280,55 @@ class DecodeCase:
             workspace,
         )
 
-    def flash(self) -> None:
-        """Stock FlashAttention 3 on K as if it were rotated."""
-        from vllm.vllm_flash_attn import flash_attn_varlen_func
+    def flash(self, ahead: bool = True) -> Callable[[], None]:
+        """Stock FlashAttention 3 on K as if it were rotated.
 
-        flash_attn_varlen_func(
-            q=self.query,
-            k=self.key,
-            v=self.value,
-            out=self.out,
-            cu_seqlens_q=self.starts,
-            max_seqlen_q=1,
-            seqused_k=self.lens,
-            max_seqlen_k=self.context,
-            softmax_scale=self.scale,
-            causal=True,
-            block_table=self.blocks,
-            fa_version=3,
-        )
+        Args:
+            ahead: As vLLM's backend does it under full CUDA graphs: the schedule is made once a step, outside of the
+                layers, with a bound on the splits. Otherwise the kernel's own heuristics.
+
+        Returns:
+            The call to be timed.
+        """
+        from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
+
+        schedule, splits = None, 0
+        if ahead:
+            splits = FLASH_SPLITS
+            schedule = get_scheduler_metadata(
+                batch_size=self.batch,
+                max_seqlen_q=1,
+                max_seqlen_k=self.context,
+                num_heads_q=self.shape.q_heads,
+                num_heads_kv=self.shape.kv_heads,
+                headdim=self.shape.head_size,
+                cache_seqlens=self.lens,
+                qkv_dtype=torch.bfloat16,
+                cu_seqlens_q=self.starts,
+                page_size=PAGE,
+                causal=True,
+                num_splits=splits,
+            )
+
+        def call() -> None:
+            flash_attn_varlen_func(
+                q=self.query,
+                k=self.key,
+                v=self.value,
+                out=self.out,
+                cu_seqlens_q=self.starts,
+                max_seqlen_q=1,
+                seqused_k=self.lens,
+                max_seqlen_k=self.context,
+                softmax_scale=self.scale,
+                causal=True,
+                block_table=self.blocks,
+                fa_version=3,
+                scheduler_metadata=schedule,
+                num_splits=splits,
+            )
+
+        return call
 
     def unified(self) -> Callable[[], None]:
         """vLLM's Triton attention, with the split-KV buffers that its backend gives it."""
@@ -443,10 +460,8 @@ def fits(shape: Shape, batch: int, context: int) -> bool:
     return batch * context * shape.token_bytes <= KV_BUDGET
 
 
-def bench_decode(
-    report: Report, rate: float, sizes: Iterable[tuple[Shape, int, int]], sweep_sizes: set[Any]
-) -> None:
-    """Decode against FlashAttention 3 and Triton unified attention; the sweep where asked."""
+def bench_decode(report: Report, rate: float, sizes: Iterable[tuple[Shape, int, int]]) -> None:
+    """Decode against FlashAttention 3 and Triton unified attention."""
     for shape, batch, context in sizes:
         work = f"decode {shape.name} {batch} x {context}"
         case = report.attempt(work, lambda s=shape, b=batch, c=context: DecodeCase(s, b, c))
@@ -458,37 +473,15 @@ def bench_decode(
             f"{work} without rotation",
             lambda c=case, w=workspace: timed(lambda: c.spans(w, rotate=False)),
         )
-        flash = report.attempt(f"{work} FA3", lambda c=case: timed(c.flash))
+        flash = report.attempt(f"{work} FA3", lambda c=case: timed(c.flash()))
         unified = report.attempt(f"{work} Triton unified", lambda c=case: timed(c.unified(), 7))
         if spans is not None:
             floor = batch * context * shape.token_bytes / (rate)
             report.row(
                 work, flash, spans, floor, DECODE_GOAL, flash, unified=unified, no_rotation=bare
             )
-        if (shape, batch, context) in sweep_sizes:
-            found = {}
-            for config in DECODE_SWEEP:
-                for programs in PROGRAMS_SWEEP:
-                    each = DecodeConfig(**{**asdict(config), "programs": programs})
-                    took = report.attempt(
-                        f"{work} {each}",
-                        lambda c=case, e=each: timed_spans(c, e),
-                    )
-                    if took is None:
-                        break
-                    found[each] = took
-            best_of(report, work, found)
-            if found and context <= 16384:
-                best = min(found, key=lambda config: found[config])
-                report.attempt(f"check {work} {best}", lambda c=case, b=best: c.check(b))
         del case, workspace
         torch.cuda.empty_cache()
-
-
-def timed_spans(case: DecodeCase, config: DecodeConfig) -> float:
-    """One configuration of the sweep."""
-    workspace = case.workspace(config)
-    return timed(lambda: case.spans(workspace), 7)
 
 
 def measure(report: Report, sweep: bool, quick: bool) -> None:
@@ -508,20 +501,18 @@ def measure(report: Report, sweep: bool, quick: bool) -> None:
             for context, batch in itertools.product(contexts, batches)
             if fits(shape, batch, context)
         ]
-        swept = {(LLAMA, 1, 4096), (LLAMA, 1, 65536), (LLAMA, 16, 4096), (LLAMA, 64, 4096)}
-        swept |= {(LLAMA, 256, 1024), (SMALL, 64, 4096)}
-        bench_decode(report, rate, sizes, swept if sweep else set())
+        bench_decode(report, rate, sizes)
 
 
 def main() -> int:
     """Check, time, write and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--out", type=Path, required=True, help="where the JSON rows go")
-    parser.add_argument("--sweep", action="store_true", help="try launch shapes, print the best")
+    parser.add_argument(
+        "--sweep", action="store_true", help="try launch shapes of the gather, print the best"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     options = parser.parse_args()
-    global FLUSH
-    FLUSH = flush_buffer()
     report = Report()
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.kernels import reference
 from vllm_spans.attention.kernels.decode import DecodeConfig, DecodeWorkspace, decode_attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-SMALL = DecodeConfig(columns=64, warps=4, stages=2, programs=4)
+SMALL = DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=4)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Case:
     config: DecodeConfig | None = SMALL
 
 
-def run(case: Case, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's output and the reference's."""
+def run(
+    case: Case, device: str, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, DecodeWorkspace]:
+    """The kernel's output, the reference's, and the workspace that was used."""
     generator = torch.Generator().manual_seed(seed)
     rows, heads = len(case.seq_lens), case.kv_heads * case.group
     columns = -(-case.max_seq_len // case.block_size)
@@ -86,7 +88,7 @@ def run(case: Case, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Ten
     )
     for buffer in (workspace.accumulators, workspace.maxima, workspace.sums):
         buffer.fill_(float("nan"))
-    workspace.chunk_of_row.fill_(1 << 28)
+    workspace.pieces_of_row.fill_(1 << 28)
     output = torch.full_like(query, float("nan"))
     decode_attention(
         query,
@@ -106,12 +108,12 @@ def run(case: Case, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Ten
         v_scale=case.v_scale,
     )
     want = reference.decode(query, key, value, block_table, list(case.seq_lens), attention)
-    return output, want
+    return output, want, workspace
 
 
 def check(case: Case, device: str, seed: int = 0) -> None:
     """Compare with the reference row by row, so that a wrong short row does not hide behind long ones."""
-    output, want = run(case, device, seed)
+    output, want, _ = run(case, device, seed)
     for row, length in enumerate(case.seq_lens):
         if length == 0:
             assert (output[row] == 0).all()
@@ -175,7 +177,7 @@ def test_softcap_and_sinks(options: dict[str, object], device: str) -> None:
 
 def test_large_scores_stay_finite(device: str) -> None:
     """Softcap's tanh and the softmax do not overflow."""
-    output, want = run(Case(softcap=30.0, scale=50.0, seq_lens=(100, 7)), device)
+    output, want, _ = run(Case(softcap=30.0, scale=50.0, seq_lens=(100, 7)), device)
     assert output.isfinite().all()
     assert reference.relative_error(output, want) < 1e-4
 
@@ -197,23 +199,40 @@ def test_ragged_batches(seq_lens: tuple[int, ...], device: str) -> None:
     check(Case(seq_lens=seq_lens), device, seed=len(seq_lens))
 
 
-@pytest.mark.parametrize("programs", [1, 2, 16])
-@pytest.mark.parametrize("columns", [32, 128])
-def test_launch_shapes(programs: int, columns: int, device: str) -> None:
-    """How the work is cut, and how tiles are loaded, does not change the result."""
-    for stages in (0, 3):
-        config = DecodeConfig(columns, warps=4, stages=stages, programs=programs, registers=168)
-        check(Case(config=config, seq_lens=(300, 0, 512, 64, 65, 8)), device)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "warps", "programs"),
+    [(16, 1, 1, 1), (32, 1, 4, 1), (32, 2, 4, 2), (16, 4, 4, 16), (64, 4, 4, 1), (16, 4, 2, 4)],
+)
+def test_launch_shapes(tokens: int, heads: int, warps: int, programs: int, device: str) -> None:
+    """How work is cut and which head and token a warp takes does not change the result."""
+    config = DecodeConfig(tokens, heads, warps, 3, programs, registers=168)
+    check(Case(config=config, kv_heads=4, seq_lens=(300, 0, 512, 64, 65, 8)), device)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "heads"), [(1, 1), (2, 2), (3, 1), (4, 4), (6, 2), (8, 4)], ids=str
+)
+def test_heads_of_a_program_divide_the_heads_of_the_rank(kv_heads: int, heads: int) -> None:
+    """One table of launch shapes serves every degree of tensor parallelism."""
+    assert DecodeConfig(16, 4, 4, 2, 2).heads_of(kv_heads) == heads
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"rotary_dim": 0}, {"rotary_dim": 32, "is_neox": False}, {"window_left": 70}, {"kv_heads": 1}],
+    [
+        {"rotary_dim": 0},
+        {"rotary_dim": 32, "is_neox": False},
+        {"window_left": 70},
+        {"kv_dtype": torch.float8_e4m3fn, "dtype": torch.bfloat16, "k_scale": 0.5},
+        {"softcap": 5.0, "sinks": True},
+        {"group": 32},
+    ],
     ids=str,
 )
-def test_tiles_in_registers(options: dict[str, object], device: str) -> None:
-    """The variant without a pipeline, with heads that lack parts, a window and tiles of several pages."""
-    check(Case(config=replace(SMALL, stages=0), **options), device)
+def test_runs_of_one_head(options: dict[str, object], device: str) -> None:
+    """Runs that saw nothing do not disturb those that did, whatever a tile is made of."""
+    config = DecodeConfig(16, 1, 8, 2, 2)
+    check(Case(config=config, kv_heads=1, seq_lens=(1, 0, 17, 130, 400), **options), device)
 
 
 @pytest.mark.parametrize("block_size", [8, 24, 32, 256])
@@ -222,17 +241,32 @@ def test_block_sizes(block_size: int, device: str) -> None:
     check(Case(block_size=block_size, seq_lens=(70, 0, 300)), device)
 
 
-def test_chunks_fit_the_grid(device: str) -> None:
-    """The grid covers the chunks of every mixture of lengths that the workspace admits."""
-    generator = torch.Generator().manual_seed(5)
-    workspace = DecodeWorkspace.create(8, 2, 4, 64, 4096, device, config=SMALL)
-    for rows in (1, 3, 8):
-        for _ in range(200):
-            lengths = torch.randint(0, 4097, (rows,), generator=generator)
-            lengths[torch.rand(rows, generator=generator) < 0.3] = 0
-            size = max(64, -(-int(lengths.sum()) // workspace.target_chunks))
-            chunks = sum(-(-int(length) // size) for length in lengths)
-            assert chunks <= workspace.chunks_of(rows) <= workspace.accumulators.shape[0]
+@pytest.mark.parametrize("window_left", [-1, 40])
+@pytest.mark.parametrize("programs", [1, 3, 16])
+def test_pieces_have_places_of_their_own(programs: int, window_left: int, device: str) -> None:
+    """However lengths are mixed, pieces of rows lie apart, in order and inside the workspace."""
+    generator = torch.Generator().manual_seed(programs)
+    config = DecodeConfig(16, 1, 1, 2, programs)
+    for _ in range(3):
+        lengths = torch.randint(0, 300, (5,), generator=generator)
+        lengths[torch.rand(5, generator=generator) < 0.3] = 0
+        case = Case(
+            config=config,
+            kv_heads=1,
+            seq_lens=tuple(lengths.tolist()),
+            window_left=window_left,
+            max_seq_len=320,
+        )
+        _, _, workspace = run(case, device)
+        end = 0
+        for length, (first, count) in zip(
+            case.seq_lens, workspace.pieces_of_row.tolist(), strict=False
+        ):
+            if length:
+                assert count >= 1
+                assert end <= first
+                end = first + count
+        assert end <= workspace.accumulators.shape[0]
 
 
 def test_refuses_what_it_would_misread(device: str) -> None:

@@ -1,26 +1,26 @@
 """Decode attention over paged, un-rotated K: the rotation of K is fused into a split-KV kernel.
 
-Decode is bound by reading KV once, so a rotated copy would double its cost. Three things keep the rotation hidden:
+Decode is bound by reading KV once, so a rotated copy would double its cost. Four things keep the rotation hidden:
 
-* Heads share a tile. The 16 rows that ``tl.dot`` needs are filled with the queries of several KV heads (4 heads of 4
-  queries, say); a tile's columns are (token, KV head) pairs, and a row sees the columns of its own head. The dot costs
-  what padding one head to 16 rows costs, and cos and sin are read once for all heads of the tile. Read per head
-  they would be as many bytes as K.
-* Work is cut on the device. Each program derives from ``seq_lens`` which chunk of which row is its own: all chunks
-  are about as long, however ragged the batch. The grid depends on host bounds only, so CUDA graphs may capture it.
+* Several KV heads share a program and with it cos and sin, which read per head would be as many bytes as K.
+* Each warp has a *stream* of its own, one KV head's share of a tile (``tiles.py``). Nothing crosses warps in the loop,
+  and K goes from shared memory to the tensor cores' registers in the one layout in which it is rotated.
+* Work is cut on the device. Each program derives from ``seq_lens`` which stretch of the batch's tiles is its own: all
+  stretches are equally long, however ragged the batch, and there are as many as run at one time. The grid depends on
+  host bounds only, so CUDA graphs may capture it.
 * The scales of fp8 K and V are applied to scores and output, not to elements.
 
-A second kernel merges the chunks of a row.
+A second kernel merges the pieces of a row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 
-from .decode_kernels import decode_chunks_kernel, merge_chunks_kernel
+from .decode_kernels import decode_pieces_kernel, merge_pieces_kernel
 from .rotation import FP8_DTYPES, HeadSplit, check_paged
 
 LOG2E = 1.4426950408889634
@@ -33,48 +33,39 @@ class DecodeConfig:
     """Launch shape of the decode kernel.
 
     Attributes:
-        columns: (token, KV head) pairs in one tile, a power of two.
-        warps: Warps per program.
-        stages: Depth of Triton's pipeline; 0 keeps the next tile in registers instead.
-        programs: Programs per multiprocessor that the work is cut into.
-        registers: Most registers of a thread, 0 for no limit. Loads of a row's last tile would otherwise take so many
-            that fewer programs fit a multiprocessor; what is spilled is outside the loop.
-        heads: KV heads per tile; 0 for as many as fill the 16 rows of a dot.
+        tokens: Tokens of a stream in one tile, a power of two from 16.
+        heads: Most KV heads of a program, a power of two; fewer where the rank's KV heads are no multiple of it.
+        warps: Warps per program. Warps beyond the heads take further tokens of the same heads.
+        stages: Depth of Triton's pipeline; 2 copies the next tile while nothing is computed, 3 during the computation.
+        programs: Programs per multiprocessor; best as many as fit at one time.
+        registers: Most registers of a thread, 0 for no limit.
     """
 
-    columns: int
+    tokens: int
+    heads: int
     warps: int
     stages: int
     programs: int
     registers: int = 0
-    heads: int = 0
+
+    def heads_of(self, kv_heads: int) -> int:
+        """KV heads of a program: the largest power of two up to ``heads`` that divides ``kv_heads``."""
+        return min(self.heads, kv_heads & -kv_heads)
 
 
-# By padded head size and bytes per KV element; found by the sweep of benchmarks/gpu_kernels.py. There is no
+# By padded head size and bytes per KV element; found by the sweep of benchmarks/decode_sweep.py. There is no
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
-    (64, 2): DecodeConfig(columns=64, warps=4, stages=2, programs=4, heads=1),
-    (128, 2): DecodeConfig(columns=128, warps=4, stages=2, programs=2, heads=1),
-    (256, 2): DecodeConfig(columns=32, warps=4, stages=2, programs=4),
-    (64, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
-    (128, 1): DecodeConfig(columns=64, warps=4, stages=2, programs=2, registers=168),
-    (256, 1): DecodeConfig(columns=32, warps=4, stages=2, programs=4),
+    (64, 2): DecodeConfig(tokens=32, heads=4, warps=4, stages=3, programs=2),
+    (128, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=3, programs=2),
 }
-_FALLBACK = DecodeConfig(columns=32, warps=4, stages=2, programs=4)
+_FALLBACK = DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=2)
 
-_MIN_CHUNK = 64
-"""Tokens below which a chunk is not worth a program of its own."""
+_MIN_SHARE = 64
+"""Tokens below which a stretch is not worth a program of its own."""
 
 _CPU_MULTIPROCESSORS = 4
 """Stands in for a GPU's count under Triton's interpreter."""
-
-
-def _heads_per_tile(kv_heads: int, group: int) -> int:
-    """KV heads whose queries fit the 16 rows of one dot: a power of two that divides the heads."""
-    heads = 1
-    while 2 * heads * group <= 16 and kv_heads % (2 * heads) == 0:
-        heads *= 2
-    return heads
 
 
 @dataclass(frozen=True)
@@ -82,32 +73,34 @@ class DecodeWorkspace:
     """Buffers between the two kernels, allocated once and shared by all layers of one shape.
 
     Attributes:
-        accumulators: ``[chunks, kv_heads / heads, rows_padded, head_padded]``, float32, not normalised.
-        maxima: ``[chunks, kv_heads / heads, rows_padded]``: largest score, in powers of two.
+        accumulators: ``[pieces, query heads, head_padded]``, float32, not normalised.
+        maxima: ``[pieces, query heads]``, float32: largest score, in powers of two.
         sums: Same shape: sum of the weights.
-        chunk_of_row: ``[max_rows, 2]``, int32: first chunk and number of chunks of a row.
+        pieces_of_row: ``[max_rows, 2]``, int32: first piece and number of pieces of a row.
         max_rows: Most rows of a call.
         max_seq_len: Longest row.
         kv_heads: KV heads.
         group: Query heads per KV head.
         head_size: Elements per head.
-        heads: KV heads per tile.
-        target_chunks: Chunks that a batch is cut into, before rows are rounded up to whole chunks.
+        heads: KV heads per program.
+        parts: Runs of tokens in a tile, each a stream per head.
+        target: Stretches that a large batch is cut into.
         multiprocessors: Multiprocessors of the device.
-        config: Launch shape; ``None`` takes it from the table by head size and dtype.
+        config: Launch shape.
     """
 
     accumulators: torch.Tensor
     maxima: torch.Tensor
     sums: torch.Tensor
-    chunk_of_row: torch.Tensor
+    pieces_of_row: torch.Tensor
     max_rows: int
     max_seq_len: int
     kv_heads: int
     group: int
     head_size: int
     heads: int
-    target_chunks: int
+    parts: int
+    target: int
     multiprocessors: int
     config: DecodeConfig
 
@@ -152,34 +145,31 @@ class DecodeWorkspace:
         padded = max(16, triton.next_power_of_2(head_size))
         if config is None:
             config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
-            if not config.heads and _heads_per_tile(kv_heads, group) < 4:
-                # Few heads share cos and sin: in a tile of many tokens those would take as many registers as K.
-                columns = 16 * _heads_per_tile(kv_heads, group)
-                config = replace(config, columns=max(32, min(config.columns, columns)))
-        heads = config.heads or _heads_per_tile(kv_heads, group)
-        target = triton.cdiv(count * config.programs * heads, kv_heads)
-        chunks = min(target + max_rows, max_rows * triton.cdiv(max_seq_len, _MIN_CHUNK))
-        rows_padded = max(16, triton.next_power_of_2(heads * group))
-        shape = (chunks, kv_heads // heads, rows_padded)
+        heads = config.heads_of(kv_heads)
+        target = max(1, count * config.programs * heads // kv_heads)
+        # A piece is a part of one row in one stretch: each after the first begins a stretch or a row.
+        pieces = min(target, max_rows * triton.cdiv(max_seq_len, _MIN_SHARE)) + max_rows
+        floats = {"dtype": torch.float32, "device": device}
         return cls(
-            accumulators=torch.empty((*shape, padded), dtype=torch.float32, device=device),
-            maxima=torch.empty(shape, dtype=torch.float32, device=device),
-            sums=torch.empty(shape, dtype=torch.float32, device=device),
-            chunk_of_row=torch.empty((max_rows, 2), dtype=torch.int32, device=device),
+            accumulators=torch.empty((pieces, kv_heads * group, padded), **floats),
+            maxima=torch.empty((pieces, kv_heads * group), **floats),
+            sums=torch.empty((pieces, kv_heads * group), **floats),
+            pieces_of_row=torch.empty((max_rows, 2), dtype=torch.int32, device=device),
             max_rows=max_rows,
             max_seq_len=max_seq_len,
             kv_heads=kv_heads,
             group=group,
             head_size=head_size,
             heads=heads,
-            target_chunks=target,
+            parts=max(1, config.warps // heads),
+            target=target,
             multiprocessors=count,
             config=config,
         )
 
-    def chunks_of(self, rows: int) -> int:
-        """Most chunks that ``rows`` rows are cut into, whatever their lengths: the grid of a launch."""
-        return min(self.target_chunks + rows, rows * triton.cdiv(self.max_seq_len, _MIN_CHUNK))
+    def stretches_of(self, rows: int) -> int:
+        """Stretches that ``rows`` rows are cut into, whatever their lengths: the grid of a launch."""
+        return min(self.target, rows * triton.cdiv(self.max_seq_len, _MIN_SHARE))
 
 
 def decode_attention(
@@ -252,14 +242,12 @@ def decode_attention(
         return
     split = HeadSplit.of(head_size, cos_sin_cache, smallest=16)
     config = workspace.config
-    heads, group = workspace.heads, workspace.group
-    rows_padded, head_padded = workspace.accumulators.shape[2:]
-    tokens = max(1, config.columns // heads)
+    heads, parts, group = workspace.heads, workspace.parts, workspace.group
+    head_padded = workspace.accumulators.shape[2]
     score_scale = scale * k_scale * LOG2E
     if softcap > 0.0:
         score_scale *= 2.0 / softcap
-    grid = (kv_heads // heads, workspace.chunks_of(rows))
-    decode_chunks_kernel[grid](
+    decode_pieces_kernel[(kv_heads // heads, workspace.stretches_of(rows))](
         query,
         key_cache,
         value_cache,
@@ -269,11 +257,10 @@ def decode_attention(
         workspace.accumulators,
         workspace.maxima,
         workspace.sums,
-        workspace.chunk_of_row,
+        workspace.pieces_of_row,
         score_scale,
         softcap * LOG2E,
         rows,
-        workspace.target_chunks,
         0 if cos_sin_cache is None else cos_sin_cache.shape[0] - 1,
         *query.stride()[:2],
         *key_cache.stride()[:3],
@@ -283,6 +270,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         MAX_ROWS=triton.next_power_of_2(workspace.max_rows),
         HEADS=heads,
+        PARTS=parts,
         GROUP=group,
         HEAD_SIZE=head_size,
         HEAD_PADDED=head_padded,
@@ -294,35 +282,32 @@ def decode_attention(
         IS_FP8=is_fp8,
         WINDOW_LEFT=max(window_left, -1),
         HAS_SOFTCAP=softcap > 0.0,
-        MIN_CHUNK=_MIN_CHUNK,
-        TOKENS=tokens,
-        Q_ROWS=rows_padded,
+        MIN_SHARE=triton.cdiv(_MIN_SHARE, config.tokens * parts),
+        TOKENS=config.tokens,
+        Q_ROWS=max(16, triton.next_power_of_2(group)),
         WIDE=_INTERPRETED,
         PRECISION="ieee",
         STAGES=config.stages,
-        PREFETCH=config.stages == 0,
         num_warps=config.warps,
         maxnreg=config.registers or None,
     )
     # With few rows a program per head keeps enough of the device busy; with many, fewer and larger programs cost less.
     merge_heads = 1 if rows * q_heads <= 8 * workspace.multiprocessors else 4
-    merge_chunks_kernel[(rows, triton.cdiv(q_heads, merge_heads))](
+    merge_pieces_kernel[(rows, triton.cdiv(q_heads, merge_heads))](
         output,
         seq_lens,
         workspace.accumulators,
         workspace.maxima,
         workspace.sums,
-        workspace.chunk_of_row,
+        workspace.pieces_of_row,
         sinks,
         v_scale,
         *output.stride()[:2],
         Q_HEADS=q_heads,
-        ROW_HEADS=heads * group,
-        Q_ROWS=rows_padded,
         HEAD_SIZE=head_size,
         HEAD_PADDED=head_padded,
         HAS_SINKS=sinks is not None,
         HEADS=merge_heads,
-        CHUNKS=32 if merge_heads == 1 else 8,
+        PIECES=32 if merge_heads == 1 else 8,
         num_warps=4,
     )

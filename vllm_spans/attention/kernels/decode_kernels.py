@@ -1,30 +1,29 @@
-"""The two kernels of decode attention: chunks of rows, and the merge of a row's chunks."""
+"""The two kernels of decode attention: every program's share of the work, and the merge of a row's pieces."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .tiles import (
-    add_values,
-    load_blocks,
-    load_keys,
-    load_values,
-    operand,
-    scores_of,
-    tile_rows,
-    weigh,
-)
+from .tiles import add_values, join_runs, key_scores, load_blocks, query_parts, tile_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+@triton.jit
+def unseen_tiles(length, WINDOW_LEFT: tl.constexpr, TILE: tl.constexpr):
+    """Tiles before the one that holds the first token in the window."""
+    if WINDOW_LEFT >= 0:
+        return tl.maximum(length - 1 - WINDOW_LEFT, 0) // TILE
+    return length * 0
+
+
 # Arguments that change from call to call must not ask for another compilation: it would come during graph capture.
 @triton.jit(
-    do_not_specialize=["rows", "target_chunks", "last_position"],
+    do_not_specialize=["rows", "last_position"],
     do_not_specialize_on_alignment=["table", "seq_lens"],
 )
-def decode_chunks_kernel(
+def decode_pieces_kernel(
     query,
     key,
     value,
@@ -34,11 +33,10 @@ def decode_chunks_kernel(
     accumulators,
     maxima,
     sums,
-    chunk_of_row,
+    pieces_of_row,
     score_scale,
     softcap,
     rows,
-    target_chunks,
     last_position,
     stride_qr,
     stride_qh,
@@ -53,6 +51,7 @@ def decode_chunks_kernel(
     BLOCK_SIZE: tl.constexpr,
     MAX_ROWS: tl.constexpr,
     HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
@@ -64,282 +63,168 @@ def decode_chunks_kernel(
     IS_FP8: tl.constexpr,
     WINDOW_LEFT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
     TOKENS: tl.constexpr,
     Q_ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
+    TILE: tl.constexpr = TOKENS * PARTS
+    STREAMS: tl.constexpr = HEADS * PARTS
     head_part = tl.program_id(0)
-    chunk = tl.program_id(1)
+    program = tl.program_id(1)
 
-    # Which chunk is this? Rows count what their window lets them see; chunks are whole tiles.
+    # The tiles of all rows stand in one line, row after row, and programs take shares of equal length: a share ends
+    # inside a row and may hold several rows, so all programs end together however ragged the batch.
     index = tl.arange(0, MAX_ROWS)
     lengths = tl.load(seq_lens + index, mask=index < rows, other=0)
-    if WINDOW_LEFT >= 0:
-        # From the start of the tile that holds the first token in the window.
-        seen = lengths - tl.maximum(lengths - 1 - WINDOW_LEFT, 0) // TOKENS * TOKENS
-    else:
-        seen = lengths
-    # int64: 1,024 rows of 4M tokens would not fit int32.
-    total = tl.sum(seen.to(tl.int64), 0)
-    size = tl.maximum((total + target_chunks - 1) // target_chunks, MIN_CHUNK).to(tl.int32)
-    size = (size + TOKENS - 1) // TOKENS * TOKENS
-    counts = (seen + size - 1) // size
-    ends = tl.cumsum(counts, 0)
-    row = tl.sum((ends <= chunk).to(tl.int32), 0)
-    if row >= MAX_ROWS:
+    tiles = tl.cdiv(lengths, TILE) - unseen_tiles(lengths, WINDOW_LEFT, TILE)
+    total = tl.sum(tiles, 0)
+    share = tl.maximum(tl.cdiv(total, tl.num_programs(1)), MIN_SHARE)
+    begin = program * share
+    if begin >= total:
         return
-    here = index == row
-    count = tl.sum(tl.where(here, counts, 0), 0)
-    if count == 0:
-        return
-    first_chunk = tl.sum(tl.where(here, ends - counts, 0), 0)
-    length = tl.sum(tl.where(here, lengths, 0), 0)
-    seen_here = tl.sum(tl.where(here, seen, 0), 0)
-    # A row's chunks are made equal: the last one would otherwise be a short one that keeps a program for little.
-    size = (seen_here + count - 1) // count
-    size = (size + TOKENS - 1) // TOKENS * TOKENS
-    first_seen = tl.maximum(length - 1 - WINDOW_LEFT, 0)
-    low = length - seen_here + (chunk - first_chunk) * size
-    high = tl.minimum(low + size, length)
-    if (chunk == first_chunk) & (head_part == 0):
-        tl.store(chunk_of_row + row * 2, first_chunk)
-        tl.store(chunk_of_row + row * 2 + 1, count)
+    end = tl.minimum(begin + share, total)
+    ends = tl.cumsum(tiles, 0)
+    first_row = tl.sum((ends <= begin).to(tl.int32), 0)
+    last_row = tl.sum((ends < end).to(tl.int32), 0)
+    row_begin = tl.sum(tl.where(ends <= begin, tiles, 0), 0)
 
+    stream = tl.arange(0, STREAMS)
+    head = (head_part * HEADS + stream // PARTS)[:, None]
+    run = (stream % PARTS * TOKENS)[:, None]
+    key_of_head = key + head.to(tl.int64) * stride_kh
+    value_of_head = value + head.to(tl.int64) * stride_vh
+    token = tl.arange(0, TOKENS)[None, :]
+    place_in_tile = tl.arange(0, PARTS)[:, None] * TOKENS + token
+    q_row = tl.arange(0, Q_ROWS)[None, :]
     q_type: tl.constexpr = query.dtype.element_ty
-    q_row = tl.arange(0, Q_ROWS)
-    q_head = q_row // GROUP
-    q_valid = (q_row < HEADS * GROUP)[:, None]
-    q_pointers = (
-        query
-        + row.to(tl.int64) * stride_qr
-        + (head_part * HEADS * GROUP + q_row)[:, None] * stride_qh
-    )
-    q_first, q_second, q_rest = 0, 0, 0
-    if PAIRS > 0:
-        pair = tl.arange(0, PAIRS_PADDED)[None, :]
-        q_mask = q_valid & (pair < PAIRS)
-        step: tl.constexpr = 1 if IS_NEOX else 2
-        other_half: tl.constexpr = PAIRS if IS_NEOX else 1
-        q_first = operand(tl.load(q_pointers + pair * step, mask=q_mask, other=0.0), q_type, WIDE)
-        q_second = operand(
-            tl.load(q_pointers + pair * step + other_half, mask=q_mask, other=0.0), q_type, WIDE
-        )
-    if REST > 0:
-        extra = tl.arange(0, REST_PADDED)
-        q_rest = operand(
-            tl.load(
-                q_pointers + 2 * PAIRS + extra[None, :],
-                mask=q_valid & (extra < REST)[None, :],
-                other=0.0,
-            ),
-            q_type,
-            WIDE,
-        )
+    out_head = (head_part * HEADS + tl.arange(0, HEADS)[:, None]) * GROUP + q_row
 
-    COLUMNS: tl.constexpr = TOKENS * HEADS
-    column = tl.arange(0, COLUMNS)
-    own_head = q_head[:, None] == (column % HEADS)[None, :]
-    column_token = column // HEADS
-    token = tl.arange(0, TOKENS)
-    head = (head_part * HEADS + column % HEADS).to(tl.int64)
-    key_of_head = key + head * stride_kh
-    value_of_head = value + head * stride_vh
-    table_row = table + row.to(tl.int64) * stride_table
-    everything = tl.full([COLUMNS, 1], True, tl.int1)
-    all_tokens = tl.full([TOKENS], True, tl.int1)
+    for row in tl.range(first_row, last_row + 1):
+        length = tl.load(seq_lens + row)
+        unseen = unseen_tiles(length, WINDOW_LEFT, TILE)
+        row_end = row_begin + tl.cdiv(length, TILE) - unseen
+        if length > 0:
+            from_tile = tl.maximum(begin - row_begin, 0)
+            low = (unseen + from_tile) * TILE
+            high = tl.minimum((unseen + end - row_begin) * TILE, length)
+            # Of two pieces the later one is in a later program or of a later row, so the sum numbers them.
+            piece = program + row
+            if (from_tile == 0) & (head_part == 0):
+                tl.store(pieces_of_row + row * 2, piece)
+                tl.store(pieces_of_row + row * 2 + 1, (row_end - 1) // share - program + 1)
 
-    accumulator = tl.zeros([Q_ROWS, HEAD_PADDED], tl.float32)
-    maximum = tl.full([Q_ROWS], -1.0e30, tl.float32)
-    weight = tl.zeros([Q_ROWS], tl.float32)
-
-    # Whole tiles need no mask, and only the last tile of a row is not whole. With PREFETCH the next tile is loaded into
-    # registers while this one is worked on; otherwise Triton's pipeline copies tiles to shared memory ahead of time.
-    whole_end = low + (high - low) // TOKENS * TOKENS
-    block = load_blocks(table_row, low, column_token, high, TOKENS, BLOCK_SIZE)
-    if PREFETCH:
-        any_whole = low < whole_end
-        rows_k = tile_rows(
-            key_of_head, block, low, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
-        )
-        rows_v = tile_rows(
-            value_of_head, block, low, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE
-        )
-        first, second, rest, cos, sin = load_keys(
-            rows_k,
-            everything & any_whole,
-            cos_sin,
-            stride_cos,
-            low + token,
-            all_tokens & any_whole,
-            last_position,
-            PAIRS,
-            PAIRS_PADDED,
-            REST,
-            REST_PADDED,
-            IS_NEOX,
-        )
-        v = load_values(rows_v, everything & any_whole, HEAD_SIZE, HEAD_PADDED)
-        block = load_blocks(table_row, low + TOKENS, column_token, high, TOKENS, BLOCK_SIZE)
-    for start in tl.range(low, whole_end, TOKENS, num_stages=1 if PREFETCH else STAGES):
-        tile = start + TOKENS if PREFETCH else start
-        more = tile < whole_end
-        rows_k = tile_rows(
-            key_of_head, block, tile, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
-        )
-        rows_v = tile_rows(
-            value_of_head, block, tile, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE
-        )
-        if not PREFETCH:
-            first, second, rest, cos, sin = load_keys(
-                rows_k,
-                everything,
-                cos_sin,
-                stride_cos,
-                tile + token,
-                all_tokens,
-                last_position,
+            q_rows = query + tl.cast(row, tl.int64) * stride_qr + (head * GROUP + q_row) * stride_qh
+            q_first, q_second, q_rest = query_parts(
+                q_rows[:, :, None],
+                (q_row < GROUP)[:, :, None],
                 PAIRS,
                 PAIRS_PADDED,
                 REST,
                 REST_PADDED,
                 IS_NEOX,
+                WIDE,
             )
-            v = load_values(rows_v, everything, HEAD_SIZE, HEAD_PADDED)
-        block = load_blocks(table_row, tile + TOKENS, column_token, high, TOKENS, BLOCK_SIZE)
-        scores = scores_of(
-            q_first,
-            q_second,
-            q_rest,
-            first,
-            second,
-            rest,
-            cos,
-            sin,
-            score_scale,
-            softcap,
-            COLUMNS,
-            HEADS,
-            PAIRS,
-            PAIRS_PADDED,
-            REST,
-            IS_NEOX,
-            IS_FP8,
-            HAS_SOFTCAP,
-            Q_ROWS,
-            q_type,
-            WIDE,
-            PRECISION,
-        )
-        if PREFETCH:
-            first, second, rest, cos, sin = load_keys(
-                rows_k,
-                everything & more,
-                cos_sin,
-                stride_cos,
-                tile + token,
-                all_tokens & more,
-                last_position,
-                PAIRS,
-                PAIRS_PADDED,
-                REST,
-                REST_PADDED,
-                IS_NEOX,
+            table_row = table + tl.cast(row, tl.int64) * stride_table
+            accumulator = tl.zeros([STREAMS, Q_ROWS, HEAD_PADDED], tl.float32)
+            maximum = tl.full([STREAMS, Q_ROWS], -1.0e30, tl.float32)
+            weight = tl.zeros([STREAMS, Q_ROWS], tl.float32)
+            # Blocks are looked up a tile ahead.
+            block = load_blocks(table_row, low, run, high, PARTS, TOKENS, BLOCK_SIZE)
+            for start in tl.range(low, high, TILE, num_stages=STAGES):
+                position = start + run + token
+                there = position < high
+                place = start + place_in_tile
+                rows_k = tile_rows(
+                    key_of_head, block, start, run, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
+                )
+                rows_v = tile_rows(
+                    value_of_head, block, start, run, stride_vb, stride_vt, TOKENS, BLOCK_SIZE
+                )
+                block = load_blocks(table_row, start + TILE, run, high, PARTS, TOKENS, BLOCK_SIZE)
+                scores = key_scores(
+                    q_first,
+                    q_second,
+                    q_rest,
+                    rows_k,
+                    there[:, :, None],
+                    cos_sin,
+                    stride_cos,
+                    tl.minimum(place, last_position),
+                    place < high,
+                    HEADS,
+                    PAIRS,
+                    PAIRS_PADDED,
+                    REST,
+                    REST_PADDED,
+                    IS_NEOX,
+                    IS_FP8,
+                    q_type,
+                    WIDE,
+                    PRECISION,
+                )
+                scores *= score_scale
+                if HAS_SOFTCAP:
+                    # tanh by exp2, which is right for large arguments too: score_scale has 2 * log2(e) / softcap in it.
+                    scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+                visible = there
+                if WINDOW_LEFT >= 0:
+                    visible = there & (position >= length - 1 - WINDOW_LEFT)
+                visible = visible[:, None, :]
+                scores = tl.where(visible, scores, -1.0e30)
+                new_maximum = tl.maximum(maximum, tl.max(scores, 2))
+                shrink = tl.exp2(maximum - new_maximum)
+                # What a stream gathers before it sees a token has the maximum of masked scores, and shrinks to 0 later.
+                weights = tl.exp2(scores - new_maximum[:, :, None])
+                weight = weight * shrink + tl.sum(weights, 2)
+                maximum = new_maximum
+                accumulator = add_values(
+                    accumulator * shrink[:, :, None],
+                    weights,
+                    rows_v,
+                    there[:, :, None],
+                    HEAD_SIZE,
+                    HEAD_PADDED,
+                    IS_FP8,
+                    q_type,
+                    WIDE,
+                    PRECISION,
+                )
+
+            accumulator, maximum, weight = join_runs(accumulator, maximum, weight, HEADS, PARTS)
+            slot = piece.to(tl.int64) * (tl.num_programs(0) * HEADS * GROUP) + out_head
+            out_mask = q_row < GROUP
+            tl.store(maxima + slot, maximum, mask=out_mask)
+            tl.store(sums + slot, weight, mask=out_mask)
+            element = tl.arange(0, HEAD_PADDED)[None, None, :]
+            tl.store(
+                accumulators + slot[:, :, None] * HEAD_PADDED + element,
+                accumulator,
+                mask=out_mask[:, :, None],
             )
-        visible = own_head
-        if WINDOW_LEFT >= 0:
-            visible = own_head & (start + column_token >= first_seen)[None, :]
-        weights, shrink, maximum, weight = weigh(scores, visible, maximum, weight)
-        accumulator = add_values(weights, v, accumulator, shrink, IS_FP8, q_type, WIDE, PRECISION)
-        if PREFETCH:
-            v = load_values(rows_v, everything & more, HEAD_SIZE, HEAD_PADDED)
-
-    if whole_end < high:
-        position = whole_end + column_token
-        there = (position < high)[:, None]
-        block = load_blocks(table_row, whole_end, column_token, high, TOKENS, BLOCK_SIZE)
-        rows_k = tile_rows(
-            key_of_head, block, whole_end, column_token, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
-        )
-        rows_v = tile_rows(
-            value_of_head, block, whole_end, column_token, stride_vb, stride_vt, TOKENS, BLOCK_SIZE
-        )
-        first, second, rest, cos, sin = load_keys(
-            rows_k,
-            there,
-            cos_sin,
-            stride_cos,
-            whole_end + token,
-            whole_end + token < high,
-            last_position,
-            PAIRS,
-            PAIRS_PADDED,
-            REST,
-            REST_PADDED,
-            IS_NEOX,
-        )
-        v = load_values(rows_v, there, HEAD_SIZE, HEAD_PADDED)
-        scores = scores_of(
-            q_first,
-            q_second,
-            q_rest,
-            first,
-            second,
-            rest,
-            cos,
-            sin,
-            score_scale,
-            softcap,
-            COLUMNS,
-            HEADS,
-            PAIRS,
-            PAIRS_PADDED,
-            REST,
-            IS_NEOX,
-            IS_FP8,
-            HAS_SOFTCAP,
-            Q_ROWS,
-            q_type,
-            WIDE,
-            PRECISION,
-        )
-        visible = own_head & (position < high)[None, :]
-        if WINDOW_LEFT >= 0:
-            visible = visible & (position >= first_seen)[None, :]
-        weights, shrink, maximum, weight = weigh(scores, visible, maximum, weight)
-        accumulator = add_values(weights, v, accumulator, shrink, IS_FP8, q_type, WIDE, PRECISION)
-
-    slot = (chunk.to(tl.int64) * tl.num_programs(0) + head_part) * Q_ROWS + q_row
-    tl.store(maxima + slot, maximum)
-    tl.store(sums + slot, weight)
-    tl.store(
-        accumulators + slot[:, None] * HEAD_PADDED + tl.arange(0, HEAD_PADDED)[None, :], accumulator
-    )
+        row_begin = row_end
 
 
 @triton.jit(do_not_specialize_on_alignment=["seq_lens", "sinks"])
-def merge_chunks_kernel(
+def merge_pieces_kernel(
     output,
     seq_lens,
     accumulators,
     maxima,
     sums,
-    chunk_of_row,
+    pieces_of_row,
     sinks,
     v_scale,
     stride_or,
     stride_oh,
     Q_HEADS: tl.constexpr,
-    ROW_HEADS: tl.constexpr,
-    Q_ROWS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     row = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -354,10 +239,8 @@ def merge_chunks_kernel(
         zeros = tl.zeros([HEADS, HEAD_PADDED], output.dtype.element_ty)
         tl.store(out_pointers, zeros, mask=out_mask)
         return
-    first = tl.load(chunk_of_row + row * 2).to(tl.int64)
-    count = tl.load(chunk_of_row + row * 2 + 1)
-    parts: tl.constexpr = Q_HEADS // ROW_HEADS
-    slot = (first * parts + head // ROW_HEADS) * Q_ROWS + head % ROW_HEADS
+    first = tl.load(pieces_of_row + row * 2).to(tl.int64)
+    count = tl.load(pieces_of_row + row * 2 + 1)
 
     maximum = tl.full([HEADS], -1.0e30, tl.float32)
     weight = tl.zeros([HEADS], tl.float32)
@@ -365,9 +248,9 @@ def merge_chunks_kernel(
         maximum = tl.load(sinks + head, mask=there, other=-1.0e30).to(tl.float32) * LOG2E
         weight += 1.0
     result = tl.zeros([HEADS, HEAD_PADDED], tl.float32)
-    for start in range(0, count, CHUNKS):
-        index = start + tl.arange(0, CHUNKS)
-        slots = slot[None, :] + index[:, None] * (parts * Q_ROWS)
+    for start in range(0, count, PIECES):
+        index = start + tl.arange(0, PIECES)
+        slots = (first + index)[:, None] * Q_HEADS + head[None, :]
         mask = (index < count)[:, None] & there[None, :]
         m = tl.load(maxima + slots, mask=mask, other=-1.0e30)
         w = tl.load(sums + slots, mask=mask, other=0.0)

@@ -20,6 +20,7 @@ from .rotation import (
     HeadSplit,
     check_paged,
     load_cos_sin,
+    load_elements,
     load_pairs,
     rotate_pairs,
     split_pairs,
@@ -42,6 +43,14 @@ class GatherConfig:
 
 
 _CONFIG = GatherConfig(tokens=32, heads=4, warps=4)
+
+
+@triton.jit
+def _store_elements(rows, valid, x, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """Store a tile where ``load_elements`` would load one, rounded to the output's dtype."""
+    element = tl.arange(0, PADDED)[None, :]
+    mask = valid if COUNT == PADDED else valid & (element < COUNT)
+    tl.store(rows + element, x.to(rows.dtype.element_ty), mask=mask)
 
 
 # Arguments that change from call to call must not ask for another compilation.
@@ -126,20 +135,16 @@ def _gather_rotate_kernel(
         to_key = key_to + (first_head + head) * stride_okh
 
         # All loads of a head come before its first use, so that they are in flight together.
-        element = tl.arange(0, HEAD_PADDED)[None, :]
-        v_mask = there if HEAD_SIZE == HEAD_PADDED else there & (element < HEAD_SIZE)
-        v = tl.load(value_in + (first_head + head) * stride_vh + element, mask=v_mask, other=0.0)
+        v = load_elements(value_in + (first_head + head) * stride_vh, there, HEAD_SIZE, HEAD_PADDED)
         if PAIRS > 0:
             first, second = load_pairs(from_key, there, PAIRS, PAIRS_PADDED, IS_NEOX)
         if REST > 0:
-            extra = tl.arange(0, REST_PADDED)[None, :]
-            rest_mask = there if REST == REST_PADDED else there & (extra < REST)
-            rest = tl.load(from_key + 2 * PAIRS + extra, mask=rest_mask, other=0.0)
+            rest = load_elements(from_key + 2 * PAIRS, there, REST, REST_PADDED)
 
         if IS_FP8:
             v = v.to(tl.float32) * v_scale
         to_value = value_to + (first_head + head) * stride_ovh
-        tl.store(to_value + element, v.to(value_out.dtype.element_ty), mask=v_mask)
+        _store_elements(to_value, there, v, HEAD_SIZE, HEAD_PADDED)
         if PAIRS > 0:
             first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
             if IS_FP8:
@@ -147,21 +152,16 @@ def _gather_rotate_kernel(
                 second *= k_scale
             first, second = rotate_pairs(first, second, cos, sin)
             if IS_NEOX:
-                pair = tl.arange(0, PAIRS_PADDED)[None, :]
-                pair_mask = there if PAIRS == PAIRS_PADDED else there & (pair < PAIRS)
-                tl.store(to_key + pair, first.to(out_type), mask=pair_mask)
-                tl.store(to_key + pair + PAIRS, second.to(out_type), mask=pair_mask)
+                _store_elements(to_key, there, first, PAIRS, PAIRS_PADDED)
+                _store_elements(to_key + PAIRS, there, second, PAIRS, PAIRS_PADDED)
             else:
-                both = tl.reshape(
-                    tl.join(first.to(out_type), second.to(out_type)), (TOKENS, 2 * PAIRS_PADDED)
-                )
-                index = tl.arange(0, 2 * PAIRS_PADDED)[None, :]
-                both_mask = there if PAIRS == PAIRS_PADDED else there & (index < 2 * PAIRS)
-                tl.store(to_key + index, both, mask=both_mask)
+                both = tl.join(first.to(out_type), second.to(out_type))
+                both = tl.reshape(both, (TOKENS, 2 * PAIRS_PADDED))
+                _store_elements(to_key, there, both, 2 * PAIRS, 2 * PAIRS_PADDED)
         if REST > 0:
             if IS_FP8:
                 rest = rest.to(tl.float32) * k_scale
-            tl.store(to_key + 2 * PAIRS + extra, rest.to(out_type), mask=rest_mask)
+            _store_elements(to_key + 2 * PAIRS, there, rest, REST, REST_PADDED)
 
 
 def gather_rotate(

@@ -86,21 +86,28 @@ def rotate_pairs(first, second, cos, sin):
 
 
 @triton.jit
-def load_pairs(rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
-    """Load the rotary elements of heads: ``rows`` are pointers ``[n, 1]``, ``valid`` a mask of the same shape.
+def load_elements(rows, valid, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """Load ``COUNT`` neighbours in a tile of ``PADDED``.
 
-    Both styles read whole 16-byte pieces. neox gives the two halves, ``[n, PAIRS_PADDED]`` each; gptj gives the
-    interleaved pairs, ``[n, 2 * PAIRS_PADDED]``, and 0. ``split_pairs`` makes halves of both.
+    ``rows`` are pointers ``[..., 1]`` to the first, ``valid`` a mask of the same rank.
+    """
+    element = tl.arange(0, PADDED)[None, :]
+    mask = valid if COUNT == PADDED else valid & (element < COUNT)
+    return tl.load(rows + element, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_pairs(rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
+    """Load the rotary elements of heads, with the arguments of ``load_elements``.
+
+    Both styles read whole 16-byte pieces. neox gives the two halves, ``[..., PAIRS_PADDED]`` each; gptj gives the
+    interleaved pairs, ``[..., 2 * PAIRS_PADDED]``, and 0. ``split_pairs`` makes halves of both.
     """
     if IS_NEOX:
-        pair = tl.arange(0, PAIRS_PADDED)[None, :]
-        mask = valid if PAIRS == PAIRS_PADDED else valid & (pair < PAIRS)
-        first = tl.load(rows + pair, mask=mask, other=0.0)
-        second = tl.load(rows + pair + PAIRS, mask=mask, other=0.0)
+        first = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
+        second = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
     else:
-        element = tl.arange(0, 2 * PAIRS_PADDED)[None, :]
-        mask = valid if PAIRS == PAIRS_PADDED else valid & (element < 2 * PAIRS)
-        first = tl.load(rows + element, mask=mask, other=0.0)
+        first = load_elements(rows, valid, 2 * PAIRS, 2 * PAIRS_PADDED)
         second = 0
     return first, second
 
@@ -112,26 +119,20 @@ def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
         first = first.to(tl.float32)
         second = second.to(tl.float32)
     else:
-        pairs = tl.reshape(first.to(tl.float32), (first.shape[0], PAIRS_PADDED, 2))
+        first = first.to(tl.float32)
+        if len(first.shape) == 2:
+            pairs = tl.reshape(first, (first.shape[0], PAIRS_PADDED, 2))
+        else:
+            pairs = tl.reshape(first, (first.shape[0], first.shape[1], PAIRS_PADDED, 2))
         first, second = tl.split(pairs)
     return first, second
 
 
 @triton.jit
 def load_cos_sin(table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr):
-    """Load cos and sin of ``position`` as they are stored, ``[tokens, PAIRS_PADDED]`` each."""
-    pair = tl.arange(0, PAIRS_PADDED)[None, :]
-    pointers = table + position[:, None].to(tl.int64) * stride + pair
-    mask = valid[:, None] if PAIRS == PAIRS_PADDED else valid[:, None] & (pair < PAIRS)
-    cos = tl.load(pointers, mask=mask, other=0.0)
-    sin = tl.load(pointers + PAIRS, mask=mask, other=0.0)
+    """Load cos and sin of ``position`` as they are stored, ``[..., PAIRS_PADDED]`` each."""
+    rows = table + tl.expand_dims(position, -1).to(tl.int64) * stride
+    valid = tl.expand_dims(valid, -1)
+    cos = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
+    sin = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
     return cos, sin
-
-
-@triton.jit
-def for_heads(x, HEADS: tl.constexpr):
-    """Repeat each token's row for ``HEADS`` heads: ``[tokens, n]`` becomes ``[tokens * heads, n]`` in fp32."""
-    tokens: tl.constexpr = x.shape[0]
-    width: tl.constexpr = x.shape[1]
-    x = tl.broadcast_to(x.to(tl.float32)[:, None, :], (tokens, HEADS, width))
-    return tl.reshape(x, (tokens * HEADS, width))

@@ -1,6 +1,8 @@
 """Tiles of paged K and V inside the decode kernel: addressing, scores with K rotated on the way, running softmax.
 
-A tile is ``TOKENS`` tokens of ``HEADS`` KV heads; its rows are (token, head) pairs, token by token.
+A tile is ``PARTS`` runs of ``TOKENS`` tokens, for each of ``HEADS`` KV heads. One run of one head is a *stream*: the
+first dimension of all tensors here, ``[HEADS * PARTS, ...]``, run by run within a head. Streams do not exchange
+anything, so that each can live in a warp of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rotation import for_heads, load_cos_sin, load_pairs, rotate_pairs, split_pairs
+from .rotation import load_cos_sin, load_elements, load_pairs, rotate_pairs, split_pairs
 
 
 @triton.jit
@@ -19,15 +21,27 @@ def operand(x, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def load_blocks(table_row, start, token, high, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Blocks of the tile at ``start``, a multiple of ``TOKENS``: one number where a page holds the whole tile."""
-    if BLOCK_SIZE % TOKENS == 0:
-        block = tl.load(table_row + start // BLOCK_SIZE, mask=start < high, other=0)
+def load_blocks(
+    table_row,
+    start,
+    run,
+    high,
+    PARTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Blocks of the tile at ``start``, a multiple of its size: as few numbers as its pages need.
+
+    One for the tile, ``[streams, 1]`` or ``[streams, TOKENS]``; ``run`` is the place of a stream's run in the tile,
+    ``[streams, 1]``.
+    """
+    if BLOCK_SIZE % (PARTS * TOKENS) == 0:
+        first = start
+    elif BLOCK_SIZE % TOKENS == 0:
+        first = start + run
     else:
-        block = tl.load(
-            table_row + (start + token) // BLOCK_SIZE, mask=start + token < high, other=0
-        )
-    return block.to(tl.int64)
+        first = start + run + tl.arange(0, TOKENS)[None, :]
+    return tl.load(table_row + first // BLOCK_SIZE, mask=first < high, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -35,140 +49,156 @@ def tile_rows(
     base,
     block,
     start,
-    token,
+    run,
     stride_b,
     stride_t,
     TOKENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Pointers to the rows of the tile at ``start``; ``base`` points at heads of the first token of the cache.
+    """Pointers to the tokens of the tile at ``start``, ``[streams, TOKENS, 1]``.
 
-    What does not change from tile to tile is left for the compiler to take out of the loop.
+    ``base`` points at the streams' heads of the first token of the cache, ``[streams, 1]``. What does not change from
+    tile to tile is left for the compiler to take out of the loop.
     """
-    if BLOCK_SIZE % TOKENS == 0:
-        rows = base + token * stride_t + (block * stride_b + start % BLOCK_SIZE * stride_t)
+    token = tl.arange(0, TOKENS)[None, :]
+    if BLOCK_SIZE == TOKENS:
+        rows = base + token * stride_t + block * stride_b
+    elif BLOCK_SIZE % TOKENS == 0:
+        rows = base + token * stride_t + (block * stride_b + (start + run) % BLOCK_SIZE * stride_t)
     elif TOKENS % BLOCK_SIZE == 0:
         rows = base + token % BLOCK_SIZE * stride_t + block * stride_b
     else:
-        rows = base + (start + token) % BLOCK_SIZE * stride_t + block * stride_b
-    return rows[:, None]
+        rows = base + (start + run + token) % BLOCK_SIZE * stride_t + block * stride_b
+    return rows[:, :, None]
 
 
 @triton.jit
-def load_keys(
+def for_heads(x, HEADS: tl.constexpr):
+    """Repeat what the runs of a tile share for its heads: ``[PARTS, ...]`` becomes ``[streams, ...]`` in fp32."""
+    x = x.to(tl.float32)
+    if HEADS == 1:
+        return x
+    parts: tl.constexpr = x.shape[0]
+    tokens: tl.constexpr = x.shape[1]
+    width: tl.constexpr = x.shape[2]
+    if parts == 1:
+        return tl.broadcast_to(x, (HEADS, tokens, width))
+    x = tl.broadcast_to(x[None, :, :, :], (HEADS, parts, tokens, width))
+    return tl.reshape(x, (HEADS * parts, tokens, width))
+
+
+@triton.jit
+def query_parts(
     rows,
     valid,
-    cos_sin,
-    stride_cos,
-    position,
-    position_valid,
-    last_position,
     PAIRS: tl.constexpr,
     PAIRS_PADDED: tl.constexpr,
     REST: tl.constexpr,
     REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """K of a tile with the cos and sin of its tokens; 0 stands for what the head does not have."""
-    first, second, rest, cos, sin = 0, 0, 0, 0, 0
+    """The queries in the parts that ``key_scores`` multiplies: first and second of the pairs, and the rest.
+
+    ``rows`` are pointers ``[streams, queries, 1]``, ``valid`` a mask of the same rank; 0 stands for what the head does
+    not have.
+    """
+    dtype: tl.constexpr = rows.dtype.element_ty
+    first, second, rest = 0, 0, 0
     if PAIRS > 0:
-        first, second = load_pairs(rows, valid, PAIRS, PAIRS_PADDED, IS_NEOX)
-        cos, sin = load_cos_sin(
-            cos_sin,
-            stride_cos,
-            tl.minimum(position, last_position),
-            position_valid,
-            PAIRS,
-            PAIRS_PADDED,
-        )
+        pair = tl.arange(0, PAIRS_PADDED)[None, :]
+        mask = valid & (pair < PAIRS)
+        step: tl.constexpr = 1 if IS_NEOX else 2
+        other_half: tl.constexpr = PAIRS if IS_NEOX else 1
+        first = operand(tl.load(rows + pair * step, mask=mask, other=0.0), dtype, WIDE)
+        second = tl.load(rows + other_half + pair * step, mask=mask, other=0.0)
+        second = operand(second, dtype, WIDE)
     if REST > 0:
-        extra = tl.arange(0, REST_PADDED)[None, :]
-        mask = valid if REST == REST_PADDED else valid & (extra < REST)
-        rest = tl.load(rows + 2 * PAIRS + extra, mask=mask, other=0.0)
-    return first, second, rest, cos, sin
+        rest = operand(load_elements(rows + 2 * PAIRS, valid, REST, REST_PADDED), dtype, WIDE)
+    return first, second, rest
 
 
 @triton.jit
-def load_values(rows, valid, HEAD_SIZE: tl.constexpr, HEAD_PADDED: tl.constexpr):
-    """V of a tile."""
-    element = tl.arange(0, HEAD_PADDED)[None, :]
-    mask = valid if HEAD_SIZE == HEAD_PADDED else valid & (element < HEAD_SIZE)
-    return tl.load(rows + element, mask=mask, other=0.0)
-
-
-@triton.jit
-def scores_of(
+def key_scores(
     q_first,
     q_second,
     q_rest,
-    first,
-    second,
-    rest,
-    cos,
-    sin,
-    score_scale,
-    softcap,
-    COLUMNS: tl.constexpr,
+    rows,
+    there,
+    cos_sin,
+    stride_cos,
+    place,
+    place_there,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
     PAIRS_PADDED: tl.constexpr,
     REST: tl.constexpr,
+    REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
     IS_FP8: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    Q_ROWS: tl.constexpr,
     Q_TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Scores of a tile in powers of two."""
-    scores = tl.zeros([Q_ROWS, COLUMNS], tl.float32)
+    """Products of queries and rotated K, ``[streams, queries, TOKENS]`` in fp32.
+
+    ``rows`` points at K of the tile's tokens, ``place`` are the positions of its runs, ``[PARTS, TOKENS]``: cos and sin
+    are read once for all heads. ``there`` and ``place_there`` are the masks of both.
+    """
+    scores = None
     if PAIRS > 0:
+        first, second = load_pairs(rows, there, PAIRS, PAIRS_PADDED, IS_NEOX)
+        cos, sin = load_cos_sin(cos_sin, stride_cos, place, place_there, PAIRS, PAIRS_PADDED)
         first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
         first, second = rotate_pairs(first, second, for_heads(cos, HEADS), for_heads(sin, HEADS))
-        first = operand(first, Q_TYPE, WIDE)
-        second = operand(second, Q_TYPE, WIDE)
-        scores = tl.dot(q_first, tl.trans(first), scores, input_precision=PRECISION)
-        scores = tl.dot(q_second, tl.trans(second), scores, input_precision=PRECISION)
+        first = tl.permute(operand(first, Q_TYPE, WIDE), (0, 2, 1))
+        second = tl.permute(operand(second, Q_TYPE, WIDE), (0, 2, 1))
+        scores = tl.dot(q_first, first, input_precision=PRECISION)
+        scores = tl.dot(q_second, second, scores, input_precision=PRECISION)
     if REST > 0:
+        rest = load_elements(rows + 2 * PAIRS, there, REST, REST_PADDED)
         if IS_FP8:
             rest = rest.to(tl.float32)
-        rest = operand(rest, Q_TYPE, WIDE)
-        scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
-    scores *= score_scale
-    if HAS_SOFTCAP:
-        # tanh by exp2, which is right for large arguments too; score_scale is 2 * log2(e) * scale / softcap.
-        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+        rest = tl.permute(operand(rest, Q_TYPE, WIDE), (0, 2, 1))
+        scores = tl.dot(q_rest, rest, scores, input_precision=PRECISION)
     return scores
 
 
 @triton.jit
-def weigh(scores, visible, maximum, weight):
-    """One turn of the running softmax: weights of a tile, what earlier sums shrink by, new maximum and sum."""
-    scores = tl.where(visible, scores, -1.0e30)
-    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-    shrink = tl.exp2(maximum - new_maximum)
-    weights = tl.where(visible, tl.exp2(scores - new_maximum[:, None]), 0.0)
-    return weights, shrink, new_maximum, weight * shrink + tl.sum(weights, 1)
-
-
-@triton.jit
 def add_values(
-    weights,
-    v,
     accumulator,
-    shrink,
+    weights,
+    rows,
+    there,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
     IS_FP8: tl.constexpr,
     Q_TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add a tile's weighted V."""
+    """Add a tile's weighted V: ``weights`` are ``[streams, queries, TOKENS]``, ``rows`` points at V of its tokens."""
+    v = load_elements(rows, there, HEAD_SIZE, HEAD_PADDED)
     if IS_FP8:
         v = v.to(tl.float32)
     return tl.dot(
         operand(weights, Q_TYPE, WIDE),
         operand(v, Q_TYPE, WIDE),
-        accumulator * shrink[:, None],
+        accumulator,
         input_precision=PRECISION,
     )
+
+
+@triton.jit
+def join_runs(accumulator, maximum, weight, HEADS: tl.constexpr, PARTS: tl.constexpr):
+    """Make one stream of each head: the first dimension becomes ``HEADS``."""
+    if PARTS == 1:
+        return accumulator, maximum, weight
+    queries: tl.constexpr = accumulator.shape[1]
+    width: tl.constexpr = accumulator.shape[2]
+    maxima = tl.reshape(maximum, (HEADS, PARTS, queries))
+    highest = tl.max(maxima, 1)
+    shrink = tl.exp2(maxima - highest[:, None, :])
+    weight = tl.sum(tl.reshape(weight, (HEADS, PARTS, queries)) * shrink, 1)
+    accumulator = tl.reshape(accumulator, (HEADS, PARTS, queries, width)) * shrink[:, :, :, None]
+    return tl.sum(accumulator, 1), highest, weight
