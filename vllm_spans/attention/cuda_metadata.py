@@ -187,7 +187,8 @@ class SpansCudaMetadataBuilder(AttentionMetadataBuilder[SpansCudaMetadata]):
         host = np.concatenate(
             (plan.group_rows + num_decodes, plan.group_blocks, plan.group_offsets, plan.row_pages)
         )
-        device = torch.tensor(host, pin_memory=PIN_MEMORY).to(self.device, non_blocking=True)
+        pinned = torch.from_numpy(host).pin_memory() if PIN_MEMORY else torch.from_numpy(host)
+        device = pinned.to(self.device, non_blocking=True)
         rows, blocks, offsets, row_pages = device.split([num_groups] * 3 + [num_rows])
         max_len = int(seq_lens[plan.first_row : plan.last_row].max())
         width = -(-max_len // self._scratch.page_tokens)

@@ -57,7 +57,7 @@ class DecodeConfig:
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
     (64, 2): DecodeConfig(tokens=32, heads=4, warps=4, stages=3, programs=2),
-    (128, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=3, programs=2),
+    (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
 }
 _FALLBACK = DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=2)
 
