@@ -65,6 +65,9 @@ def _patch_engine_config() -> None:
         spans = SpansConfig.from_sources(os.environ, self.additional_config)
         if self.block_size is None:
             self.block_size = _SMALLEST_BLOCK.get(current_platform.device_type)  # type: ignore[assignment]
+        if self.disable_hybrid_kv_cache_manager is None:
+            # Later "not said" and "wanted" look the same. Without windows the manager has nothing to do.
+            self.disable_hybrid_kv_cache_manager = True
         config = stock(self, *args, **kwargs)
         install_into(config, spans)
         return config
@@ -86,7 +89,7 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from vllm_spans.gate import check_config
+    from vllm_spans.gate import check_config, has_windows
 
     check_config(config)
     spans = spans.resolve(config.cache_config.block_size)
@@ -104,6 +107,11 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         spans.gap_length,
         config.cache_config.block_size,
     )
+    if has_windows(config):
+        logger.info(
+            "spans: the hybrid KV cache manager is off: blocks outside a sliding window are kept, since spans are "
+            "read at other positions"
+        )
 
 
 def _worker_class() -> str:
