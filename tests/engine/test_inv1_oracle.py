@@ -73,7 +73,7 @@ def test_every_form_against_the_oracle(
 ) -> None:
     """Scaled, magnitude-scaled, partial and no rotation, normalised keys, experts, windows, caps and sinks."""
     engine = engines.get(model_path(name), max_model_len=2048)
-    for seed, how in enumerate(POLICIES):
+    for seed, how in enumerate([*POLICIES, {"policy": "full"}]):
         check(engine, oracle_for(name), 303 + seed, how)
 
 
