@@ -92,6 +92,13 @@ def cache_groups(worker: Any) -> list[str]:
     return [type(group.kv_cache_spec).__name__ for group in groups]
 
 
+def compiled_graphs(worker: Any) -> int:
+    """How many graphs torch.compile has made of the model."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def blocks_held_after(worker: Any, steps: int, request: dict[str, Any]) -> int:
     """Real blocks in a request's table after as many answer tokens; the request is aborted then."""
     worker.add({**request, "id": "held", "max_tokens": steps + 10})
