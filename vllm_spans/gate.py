@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from vllm_spans.config import ENABLED_ENV
 
@@ -13,7 +14,11 @@ SUPPORTED_VLLM = ("0.32.0",)
 
 SUPPORTED_ARCHITECTURES = frozenset(
     {
+        "Cohere2ForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
         "GemmaForCausalLM",
+        "GptOssForCausalLM",
         "GraniteForCausalLM",
         "InternLM2ForCausalLM",
         "InternLM3ForCausalLM",
@@ -28,11 +33,46 @@ SUPPORTED_ARCHITECTURES = frozenset(
         "StableLmForCausalLM",
     }
 )
-"""Architectures whose attention rotates Q and K with one rotary module of vLLM right before the attention, in every
-layer. Models that vLLM runs on the code of ``transformers`` are not among them: that code rotates by itself."""
+"""Architectures whose attention rotates Q and K with one rotary module of vLLM right before the attention. Models that
+vLLM runs on the code of ``transformers`` are not among them: that code rotates by itself."""
 
-NOPE_ARCHITECTURES = frozenset({"GraniteForCausalLM"})
-"""Of these, the ones that have no rotary module where they do not rotate (Granite with ``rope_theta`` 0)."""
+WINDOW_ARCHITECTURES = frozenset(
+    {
+        "Cohere2ForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GptOssForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+    }
+)
+"""Of these, the ones verified with sliding windows."""
+
+
+SINK_ARCHITECTURES = frozenset({"GptOssForCausalLM"})
+"""Of these, the ones with attention sinks."""
+
+
+class RopeLayers(Enum):
+    """Which attention layers of an architecture rotate Q and K."""
+
+    ALL = "all"
+    WITH_MODULE = "those that have a rotary module"
+    WITH_WINDOW = (
+        "those that have a sliding window; the others have a rotary module that they do not use"
+    )
+
+
+_ROPE_LAYERS = {
+    "Cohere2ForCausalLM": RopeLayers.WITH_WINDOW,
+    "GraniteForCausalLM": RopeLayers.WITH_MODULE,
+}
+
+
+def rope_layers(architecture: str) -> RopeLayers:
+    """Which attention layers of a supported architecture rotate."""
+    return _ROPE_LAYERS.get(architecture, RopeLayers.ALL)
 
 
 STOCK_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
@@ -67,6 +107,7 @@ def check_config(config: VllmConfig) -> None:
     """
     reasons = [
         *_model_reasons(config),
+        *_window_reasons(config),
         *_cache_reasons(config),
         *_feature_reasons(config),
         *_platform_reasons(config),
@@ -112,32 +153,58 @@ def _model_reasons(config: VllmConfig) -> list[str]:
             "the Transformers modeling backend: it rotates Q and K out of vLLM's sight; drop --model-impl "
             "transformers, or use a model that vLLM implements itself"
         )
-    text_config = model.hf_text_config
+    known = ("default", "linear", "llama3", "yarn", "proportional")
+    reasons += [
+        f"RoPE of type {rope_type!r}: its rotation depends on more than the position"
+        for rope_type in sorted(_rope_types(model.hf_text_config) - {*known})
+    ]
+    return reasons
+
+
+def _rope_types(text_config: Any) -> set[str]:
     rope = (
         getattr(text_config, "rope_parameters", None)
         or getattr(text_config, "rope_scaling", None)
         or {}
     )
-    rope_type = (
-        rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
-    )
-    if rope_type not in ("default", "linear", "llama3", "yarn", "proportional"):
+    # A model with a base of its own for layers with a window has parameters by layer type.
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return {str(each.get("rope_type", each.get("type", "default"))) for each in nested or [rope]}
+
+
+def _window_reasons(config: VllmConfig) -> list[str]:
+    model = config.model_config
+    other = _layer_types(config) - {"full_attention", "sliding_attention"}
+    if other or model.attention_chunk_size is not None:
+        kinds = ", ".join(sorted(other)) or "chunked"
+        return [f"attention layers of type {kinds}: spans handle full and sliding-window attention"]
+    if not has_windows(config):
+        return []
+    reasons = []
+    if model.architecture not in WINDOW_ARCHITECTURES:
         reasons.append(
-            f"RoPE of type {rope_type!r}: its rotation depends on more than the position"
+            f"sliding windows of {model.architecture}: not among the verified ones "
+            f"({', '.join(sorted(WINDOW_ARCHITECTURES))}); pass --disable-sliding-window, which ends every "
+            "sequence at the window"
         )
-    if _has_windows(config):
+    if not config.scheduler_config.disable_hybrid_kv_cache_manager:
         reasons.append(
-            "sliding-window or chunked attention layers: not handled on this platform yet; use a full-attention model"
+            "the hybrid KV cache manager frees blocks outside the window, which spans read at other positions; "
+            "drop --no-disable-hybrid-kv-cache-manager"
         )
     return reasons
 
 
-def _has_windows(config: VllmConfig) -> bool:
-    text_config = config.model_config.hf_text_config
-    layer_types = getattr(text_config, "layer_types", None) or ()
-    if any(kind != "full_attention" for kind in layer_types):
+def has_windows(config: VllmConfig) -> bool:
+    """Whether a layer of the model has a sliding window."""
+    if config.cache_config.sliding_window is not None:
         return True
-    return config.cache_config.sliding_window is not None
+    size = getattr(config.model_config.hf_text_config, "sliding_window", None)
+    return size is not None and "sliding_attention" in _layer_types(config)
+
+
+def _layer_types(config: VllmConfig) -> set[str]:
+    return set(getattr(config.model_config.hf_text_config, "layer_types", None) or ())
 
 
 def _cache_reasons(config: VllmConfig) -> list[str]:

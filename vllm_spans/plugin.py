@@ -41,7 +41,8 @@ def register() -> None:
 
 
 def _log_with_vllm() -> None:
-    """Let our log lines go where vLLM's go: it configures the logger ``vllm`` alone."""
-    ours, theirs = logging.getLogger("vllm_spans"), logging.getLogger("vllm")
-    ours.handlers, ours.propagate = theirs.handlers, theirs.propagate
-    ours.setLevel(theirs.level)
+    """Let our log lines go where vLLM's go: it configures the logger ``vllm`` alone.
+
+    It does so after plugins are loaded, and again when an engine names other settings.
+    """
+    logging.getLogger("vllm_spans").parent = logging.getLogger("vllm")

@@ -51,13 +51,20 @@ def reference(
     start: int,
     scale: float,
     sinks: torch.Tensor | None,
+    window: int | None,
+    softcap: float,
 ) -> torch.Tensor:
-    """Causal attention of a slice that starts at ``start`` over all of ``key``, in float64."""
+    """Causal attention of a slice that starts at ``start`` over all of ``key``, in float64.
+
+    ``window`` is how many tokens a query sees, its own included.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    q_positions = torch.arange(start, start + query.shape[0])
-    mask = torch.arange(key.shape[0])[None, :] > q_positions[:, None]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    back = torch.arange(start, start + query.shape[0])[:, None] - torch.arange(key.shape[0])
+    mask = (back < 0) | (back >= (window or key.shape[0]))
     scores = scores.masked_fill(mask[None], float("-inf"))
     if sinks is not None:
         column = sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
@@ -69,16 +76,19 @@ def reference(
 
 @pytest.mark.parametrize("max_pages", [1, 1000])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size", "rotary_dim", "neox", "sinks"),
+    ("heads", "kv_heads", "head_size", "rotary_dim", "neox", "sinks", "window", "softcap"),
     [
-        (4, 4, 32, 32, True, False),
-        (8, 2, 64, 64, True, False),
-        (6, 3, 64, 32, True, False),
-        (8, 2, 80, 32, False, False),
-        (4, 1, 128, 128, False, True),
-        (4, 2, 96, 0, True, False),
+        (4, 4, 32, 32, True, False, None, 0.0),
+        (8, 2, 64, 64, True, False, 1, 0.0),
+        (6, 3, 64, 32, True, False, None, 1.5),
+        (8, 2, 80, 32, False, False, 33, 0.0),
+        (4, 1, 128, 128, False, True, None, 0.0),
+        (4, 2, 96, 0, True, False, 40, 2.0),
+        (8, 2, 64, 64, True, True, 70, 0.0),
+        (8, 4, 64, 64, True, True, 31, 1.0),
     ],
 )
+@pytest.mark.parametrize("group_window", ["of all layers", "mixed"])
 def test_rows_of_any_shape_match_float64(
     monkeypatch: pytest.MonkeyPatch,
     heads: int,
@@ -87,6 +97,9 @@ def test_rows_of_any_shape_match_float64(
     rotary_dim: int,
     neox: bool,
     sinks: bool,
+    window: int | None,
+    softcap: float,
+    group_window: str,
     max_pages: int,
 ) -> None:
     torch.manual_seed(heads * head_size + max_pages)
@@ -100,8 +113,18 @@ def test_rows_of_any_shape_match_float64(
     config.model_config = types.SimpleNamespace(dtype=torch.float32)  # type: ignore[assignment]
     with set_current_vllm_config(config):
         impl = SpansCPUAttentionImpl(
-            heads, head_size, head_size**-0.5, kv_heads, None, None, "auto", sinks=sink_values
+            heads,
+            head_size,
+            head_size**-0.5,
+            kv_heads,
+            None,
+            window,
+            "auto",
+            logits_soft_cap=softcap or None,
+            sinks=sink_values,
         )
+    # What the step's metadata may count on: the window that all layers share, or none.
+    shared = -1 if window is None or group_window == "mixed" else window
     cache = cos_sin_cache(rotary_dim, scale=1.25) if rotary_dim else None
     impl.layer_rotary = LayerRotary(cache, head_size, neox) if cache is not None else None
     monkeypatch.setattr(SpansCPUAttentionImpl, "_scratch", None)
@@ -132,7 +155,7 @@ def test_rows_of_any_shape_match_float64(
     builder.num_heads, builder.num_kv_heads, builder.head_dim = heads, kv_heads, head_size
     builder.dtype, builder.window_size, builder.isa, builder.kv_cache_dtype = (
         torch.float32,
-        -1,
+        shared,
         layer.isa,
         "auto",
     )
@@ -153,7 +176,7 @@ def test_rows_of_any_shape_match_float64(
             dtype=torch.float32,
             query_start_loc=starts,
             causal=True,
-            sliding_window_size=-1,
+            sliding_window_size=shared,
             isa=layer.isa,
             enable_kv_split=False,
         ),
@@ -176,5 +199,14 @@ def test_rows_of_any_shape_match_float64(
         if cache is not None:
             key = rotate(key, torch.arange(length), cache, neox)
         mine = slice(int(starts[row]), int(starts[row + 1]))
-        expected = reference(query[mine].double(), key, value, start, head_size**-0.5, sink_values)
+        expected = reference(
+            query[mine].double(),
+            key,
+            value,
+            start,
+            head_size**-0.5,
+            sink_values,
+            window,
+            softcap,
+        )
         torch.testing.assert_close(output[mine].double(), expected, atol=2e-5, rtol=2e-5)

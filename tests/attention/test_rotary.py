@@ -10,16 +10,18 @@ from vllm.config import VllmConfig, set_current_vllm_config
 
 from vllm_spans.attention import rotary as rotary_module
 from vllm_spans.attention.rotary import QueryRotary, RotaryError, install_query_rotary
+from vllm_spans.gate import RopeLayers
 
 assert vllm.config
 
 
 class FakeAttention(nn.Module):
-    """Stands in for vLLM's ``Attention`` in the walk alone: a name and an ``impl`` to be told its rotation."""
+    """Stands in for vLLM's ``Attention`` in the walk alone: a name, a window, an ``impl`` to be told its rotation."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sliding_window: int | None = None) -> None:
         super().__init__()
         self.layer_name = name
+        self.sliding_window = sliding_window
         self.impl = type("Impl", (), {})()
 
 
@@ -37,10 +39,14 @@ def rope(**kwargs: object) -> nn.Module:
 
 class Owner(nn.Module):
     def __init__(
-        self, name: str, rotaries: dict[str, nn.Module], attention_name: str = "attn"
+        self,
+        name: str,
+        rotaries: dict[str, nn.Module],
+        attention_name: str = "attn",
+        sliding_window: int | None = None,
     ) -> None:
         super().__init__()
-        setattr(self, attention_name, FakeAttention(name))
+        setattr(self, attention_name, FakeAttention(name, sliding_window))
         for attribute, module in rotaries.items():
             setattr(self, attribute, module)
 
@@ -55,12 +61,32 @@ def test_only_the_instance_in_the_pair_is_replaced() -> None:
         ]
     )
     drafter = Owner("drafter", {"rotary_emb": shared})
-    layers = install_query_rotary(model, may_lack_rope=True)
+    layers = install_query_rotary(model, RopeLayers.WITH_MODULE)
     assert set(layers) == {"layers.0", "layers.1", "layers.2"}
     assert layers["layers.2"] is None, "a layer without RoPE"
     assert isinstance(model[0].rotary_emb, QueryRotary) and isinstance(model[1].rope, QueryRotary)
     assert drafter.rotary_emb is shared
     assert model[1].core_attention.impl.layer_rotary is layers["layers.1"]
+
+
+def test_rotary_of_a_layer_without_window_is_not_used() -> None:
+    """Cohere 2: every layer holds a rotary embedding, those without a window do not call it."""
+    shared, tokens = rope(), (torch.arange(4), torch.randn(4, 64), torch.randn(4, 64))
+    model = nn.ModuleList(
+        [
+            Owner("layers.0", {"rotary_emb": shared}, sliding_window=48),
+            Owner("layers.1", {"rotary_emb": shared}),
+        ]
+    )
+    layers = install_query_rotary(model, RopeLayers.WITH_WINDOW)
+    assert layers["layers.0"] is not None and layers["layers.1"] is None
+    assert isinstance(model[0].rotary_emb, QueryRotary)
+    with pytest.raises(RotaryError, match="rotates, though"):
+        model[1].rotary_emb(*tokens)
+    with pytest.raises(RotaryError, match="no rotary embedding"):
+        install_query_rotary(
+            nn.ModuleList([Owner("layer", {}, sliding_window=48)]), RopeLayers.WITH_WINDOW
+        )
 
 
 @pytest.mark.parametrize(

@@ -82,18 +82,28 @@ def test_every_setting_has_a_variable() -> None:
 
 
 def test_our_log_lines_go_where_vllms_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM configures the logger ``vllm`` alone; without its handler VLLM_V1_SPANS_DEBUG would print nothing."""
+    """vLLM configures the logger ``vllm`` alone, after the plugin is loaded; without it no line of ours is seen."""
     import logging
 
     from vllm_spans.plugin import _log_with_vllm
 
     ours, theirs = logging.getLogger("vllm_spans"), logging.getLogger("vllm")
-    handler = logging.NullHandler()
-    for logger in (ours, theirs):
-        monkeypatch.setattr(logger, "handlers", [])
-        monkeypatch.setattr(logger, "propagate", True)
-        monkeypatch.setattr(logger, "level", logging.NOTSET)
-    theirs.handlers, theirs.propagate = [handler], False
-    theirs.setLevel(logging.INFO)
-    _log_with_vllm()
-    assert ours.handlers == [handler] and ours.level == logging.INFO and not ours.propagate
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    monkeypatch.setattr(ours, "parent", logging.getLogger())
+    monkeypatch.setattr(theirs, "handlers", [])
+    monkeypatch.setattr(theirs, "propagate", False)
+    level = theirs.level
+    try:
+        _log_with_vllm()
+        theirs.setLevel(logging.INFO)
+        theirs.addHandler(Handler())
+        logging.getLogger("vllm_spans.anything").info("a line")
+        logging.getLogger("vllm_spans.anything").debug("no line")
+    finally:
+        theirs.setLevel(level)
+    assert lines == ["a line"]

@@ -86,6 +86,34 @@ def held_blocks(worker: Any) -> list[tuple[int, int]]:
     return [(b.block_id, b.ref_cnt) for b in _pool(worker).blocks if b.ref_cnt and not b.is_null]
 
 
+def cache_groups(worker: Any) -> list[str]:
+    """Kind of each KV cache group."""
+    groups = worker.scheduler.kv_cache_config.kv_cache_groups
+    return [type(group.kv_cache_spec).__name__ for group in groups]
+
+
+def compiled_graphs(worker: Any) -> int:
+    """How many graphs torch.compile has made of the model."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def blocks_held_after(worker: Any, steps: int, request: dict[str, Any]) -> int:
+    """Real blocks in a request's table after as many answer tokens; the request is aborted then."""
+    worker.add({**request, "id": "held", "max_tokens": steps + 10})
+    while worker.engine.has_unfinished_requests():
+        worker.engine.step()
+        # vLLM tells the scheduler's own request id from the one that was given.
+        (inside,) = worker.scheduler.requests.values()
+        if inside.num_output_tokens == steps:
+            (table,) = worker.scheduler.kv_cache_manager.get_blocks(inside.request_id).blocks
+            worker.engine.abort_request(["held"])
+            worker.drain()
+            return sum(not block.is_null for block in table)
+    raise RuntimeError(f"the answer ended before {steps} tokens")
+
+
 def leftovers(worker: Any) -> dict[str, int]:
     """Sizes of the containers that must be empty, or as at the start, when the engine is idle."""
     worker.drain()

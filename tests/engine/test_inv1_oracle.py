@@ -50,16 +50,30 @@ def test_llama_against_the_oracle(
         check(spans_engine, oracle_for("llama"), 200 + seed, how)
 
 
-FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "phi3", "granite_nope", "mixtral"]
+FORMS = [
+    "llama3_rope",
+    "yarn_rope",
+    "qwen3",
+    "stablelm",
+    "phi3",
+    "granite_nope",
+    "mixtral",
+    "mistral_window",
+    "qwen2_window",
+    "gemma2",
+    "gemma3",
+    "cohere2",
+    "gpt_oss",
+]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_rotary_form_against_the_oracle(
+def test_every_form_against_the_oracle(
     engines: Any, model_path: Callable[[str], str], oracle_for: Callable[[str], Any], name: str
 ) -> None:
-    """Scaled, magnitude-scaled, partial and no rotation, normalised keys, and experts."""
+    """Scaled, magnitude-scaled, partial and no rotation, normalised keys, experts, windows, caps and sinks."""
     engine = engines.get(model_path(name), max_model_len=2048)
-    for seed, how in enumerate(POLICIES):
+    for seed, how in enumerate([*POLICIES, {"policy": "full"}]):
         check(engine, oracle_for(name), 303 + seed, how)
 
 

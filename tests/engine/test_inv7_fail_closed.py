@@ -68,7 +68,51 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "gpt_neox": ({}, {}, "GPTNeoXForCausalLM"),
     "olmo2": ({}, {}, "Olmo2ForCausalLM"),
     "starcoder2": ({}, {}, "Starcoder2ForCausalLM"),
-    "cohere2": ({}, {}, "Cohere2ForCausalLM"),
+    "windows of an architecture not verified with them": (
+        {"hf_overrides": {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}},
+        {},
+        "sliding windows of LlamaForCausalLM",
+    ),
+    "chunked attention": (
+        {"hf_overrides": {"layer_types": ["chunked_attention"] * 4}},
+        {},
+        "chunked_attention",
+    ),
+    "hybrid manager with windows": (
+        {"model": "gemma3", "disable_hybrid_kv_cache_manager": False},
+        {},
+        "--no-disable-hybrid-kv-cache-manager",
+    ),
+    "hybrid manager with one window": (
+        {"model": "mistral_window", "disable_hybrid_kv_cache_manager": False},
+        {},
+        "--no-disable-hybrid-kv-cache-manager",
+    ),
+    "a RoPE type of some layers": (
+        {
+            "model": "gemma3",
+            "hf_overrides": {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                    "full_attention": {
+                        "rope_type": "dynamic",
+                        "rope_theta": 1000.0,
+                        "factor": 2.0,
+                    },
+                }
+            },
+        },
+        {},
+        "RoPE of type 'dynamic'",
+    ),
+}
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "nothing wrong": {},
+    "hybrid manager without windows": {"disable_hybrid_kv_cache_manager": False},
+    "hybrid manager off": {"model": "gemma3", "disable_hybrid_kv_cache_manager": True},
+    "windows switched off": {"model": "mistral_window", "disable_sliding_window": True},
+    "windows": {"model": "gemma3"},
 }
 
 
@@ -77,11 +121,14 @@ def refusals(tiny_model: str, model_path: Callable[[str], str]) -> dict[str, str
     """What each combination is refused with; all of them in one process."""
     from tests.reference.models import BUILDERS
 
-    cases = {
-        name: ({"model": model_path(name) if name in BUILDERS else tiny_model, **options}, env)
-        for name, (options, env, _) in REFUSED.items()
-    }
-    cases["nothing wrong"] = ({"model": tiny_model}, {})
+    def case(
+        name: str, options: dict[str, Any], env: dict[str, str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        model = options.get("model", name)
+        return {**options, "model": model_path(model) if model in BUILDERS else tiny_model}, env
+
+    cases = {name: case(name, options, env) for name, (options, env, _) in REFUSED.items()}
+    cases |= {name: case(name, options, {}) for name, options in ACCEPTED.items()}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(cases),
@@ -102,8 +149,9 @@ def test_start_is_refused_by_name(refusals: dict[str, str | None], what: str) ->
     assert REFUSED[what][2] in answer
 
 
-def test_what_is_right_is_not_refused(refusals: dict[str, str | None]) -> None:
-    assert refusals["nothing wrong"] is None
+@pytest.mark.parametrize("what", sorted(ACCEPTED))
+def test_what_is_right_is_not_refused(refusals: dict[str, str | None], what: str) -> None:
+    assert refusals[what] is None
 
 
 def test_a_real_start_is_refused(tiny_model: str) -> None:

@@ -286,6 +286,26 @@ def test_a_template_that_does_not_keep_a_span_whole_is_a_400(
     assert "template" in error.message
 
 
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": [SPAN_PART]}], f"{DELIMITER}a{DELIMITER}b"]
+)
+def test_harmony_models_refuse_markup_in_chats(
+    run: Run, server: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    """GPT-OSS: vLLM writes its chats without a template, past everything that reads markup elsewhere."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    monkeypatch.setattr(server, "use_harmony", True)
+    if isinstance(messages, str):
+        responses = ResponsesRequest.model_validate({"model": "m", "input": messages})
+        error = refusal(run, server.render_responses(responses))
+        assert error.param == "input" and "/v1/responses" in error.message
+        messages = [{"role": "user", "content": messages}]
+    error = refusal(run, server.render_chat(chat(messages=messages)))
+    assert error.param is not None and error.param.startswith("messages[0].content")
+    assert "/v1/completions" in error.message
+
+
 def test_the_pad_token_is_checked_at_the_start(render_server: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="VLLM_V1_SPANS_PAD_TOKEN"):
         render_server(CHATML, pad_token="not one token")

@@ -28,6 +28,15 @@ _COMMON: dict[str, Any] = {
 }
 
 
+WINDOW = 41
+"""Shorter than a prompt, longer than a block, and no multiple of one: an error of one position shows."""
+
+_ALTERNATING: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
 def _llama(**extra: Any) -> Any:
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -86,15 +95,81 @@ def _glm4() -> Any:
 
 
 def _cohere2() -> Any:
-    # Sliding layers rotate and full layers do not; the window is longer than any test prompt.
+    # Layers with a window rotate, the others do not.
     return transformers.Cohere2ForCausalLM(
         transformers.Cohere2Config(
             **{**_COMMON, "tie_word_embeddings": True},
-            sliding_window=8192,
-            layer_types=["sliding_attention", "full_attention"] * 2,
+            **_ALTERNATING,
             logit_scale=1.0,
         )
     )
+
+
+def _mistral_window() -> Any:
+    return transformers.MistralForCausalLM(
+        transformers.MistralConfig(**_COMMON, head_dim=32, sliding_window=WINDOW)
+    )
+
+
+def _qwen2_window() -> Any:
+    return transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            **_COMMON, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0
+        )
+    )
+
+
+def _gemma2() -> Any:
+    # A cap as low as the scores of random weights, so that it bends them.
+    return transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(
+            **{**_COMMON, "tie_word_embeddings": True},
+            **_ALTERNATING,
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            attn_logit_softcapping=2.0,
+        )
+    )
+
+
+def _gemma3() -> Any:
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(
+            **{**_COMMON, "tie_word_embeddings": True},
+            **_ALTERNATING,
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        )
+    )
+
+
+def _gpt_oss() -> Any:
+    model = transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **_COMMON,
+            **_ALTERNATING,
+            head_dim=32,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 512,
+            },
+        )
+    )
+    for layer in model.model.layers:
+        # As large as the scores: a sink near 0 is lost beside them.
+        torch.nn.init.normal_(layer.self_attn.sinks, std=3.0)
+    return model
 
 
 def _smollm3() -> Any:
@@ -124,6 +199,7 @@ def _phi3() -> Any:
     return transformers.Phi3ForCausalLM(
         transformers.Phi3Config(
             **_COMMON,
+            sliding_window=WINDOW,
             original_max_position_embeddings=8192,
             rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.75},
         )
@@ -192,6 +268,11 @@ BUILDERS: dict[str, Any] = {
     "glm4": _glm4,
     "cohere2": _cohere2,
     "smollm3": _smollm3,
+    "mistral_window": _mistral_window,
+    "qwen2_window": _qwen2_window,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt_oss": _gpt_oss,
 }
 # Rotary pairs are neighbouring channels instead of two halves.
 INTERLEAVED = {"glm4", "cohere2"}

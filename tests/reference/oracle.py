@@ -2,7 +2,8 @@
 
 The definition: a plus span's KV is that of the span computed alone from position 0, its keys moved
 to their place by rotation; the first ``k`` tokens of each span are computed again in context; the
-prefix and the cross segments see everything before them in its final state.
+prefix and the cross segments see everything before them in its final state. A sliding window counts
+positions of the sequence that is computed: of the prompt in context, of the span when it is alone.
 """
 
 from __future__ import annotations
@@ -113,6 +114,15 @@ def _drop_rotation(model: Any) -> None:
             layer.self_attn.register_forward_pre_hook(without, with_kwargs=True)
 
 
+def _widen_window(model: Any) -> None:
+    """Give Cohere 2 the window that vLLM gives it: a token and ``sliding_window`` tokens before it.
+
+    In transformers the token itself is one of the ``sliding_window``.
+    """
+    if model.config.model_type == "cohere2":
+        model.config.sliding_window += 1
+
+
 class Oracle:
     """A transformers model that prefills by segments and scores continuations.
 
@@ -124,9 +134,13 @@ class Oracle:
 
     def __init__(self, model: Any, block_size: int = 32, interleaved: bool = False) -> None:
         if isinstance(model, str):
-            model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            # The other implementations leave softcaps and sinks out.
+            model = AutoModelForCausalLM.from_pretrained(
+                model, dtype=torch.float32, attn_implementation="eager"
+            )
         self.model = model.float().eval()
         _drop_rotation(self.model)
+        _widen_window(self.model)
         self.block_size = block_size
         self.interleaved = interleaved
         self._alone: dict[tuple[int, ...], list[LayerKV]] = {}
@@ -143,6 +157,7 @@ class Oracle:
         Returns:
             Log-probabilities of every row, and the KV of every layer, ``past`` included.
         """
+        # Told no configuration, it keeps all keys; the model masks them by window.
         cache = DynamicCache()
         for layer, (key, value) in enumerate(past or []):
             cache.update(key, value, layer)
@@ -176,10 +191,22 @@ class Oracle:
             ]
         return self._rotary_layers
 
-    def _cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cos_sin(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tables of each layer; a model may rotate layers with a window by another base."""
         rotary = self.model.get_decoder().rotary_emb
-        cos, sin = rotary(torch.zeros(1, 1, 1), positions[None])
-        return cos[0].double(), sin[0].double()
+        count = len(self.rotary_layers())
+        kinds = self.model.config.layer_types if hasattr(rotary, "layer_types") else [None] * count
+        tables = {}
+        for kind in set(kinds):
+            which = {} if kind is None else {"layer_type": kind}
+            cos, sin = (
+                t[0].double() for t in rotary(torch.zeros(1, 1, 1), positions[None], **which)
+            )
+            if self.model.config.model_type == "gpt_oss":
+                # Its tables are of one half.
+                cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
+            tables[kind] = (cos, sin)
+        return [tables[kind] for kind in kinds]
 
     def _rotate(
         self, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool
@@ -216,9 +243,11 @@ class Oracle:
         steps = torch.arange(kv[0][0].shape[-2])
         before, after = self._cos_sin(steps + source), self._cos_sin(steps + target)
         moved = []
-        for (key, value), rotary in zip(kv, self.rotary_layers(), strict=True):
+        layers = zip(kv, self.rotary_layers(), before, after, strict=True)
+        for (key, value), rotary, source_table, target_table in layers:
             if rotary:
-                key = self._rotate(self._rotate(key, *before, inverse=True), *after, inverse=False)
+                key = self._rotate(key, *source_table, inverse=True)
+                key = self._rotate(key, *target_table, inverse=False)
             moved.append((key, value))
         return moved
 

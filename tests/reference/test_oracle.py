@@ -9,13 +9,34 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reference.models import INTERLEAVED, save_model
+from tests.reference.models import INTERLEAVED, WINDOW, save_model
 from tests.reference.oracle import Oracle, plus_spans, segments
 
 BLOCK = 32
 
 
-FORMS = ["llama3_rope", "yarn_rope", "qwen3", "stablelm", "glm4", "cohere2", "granite_nope"]
+FORMS = [
+    "llama3_rope",
+    "yarn_rope",
+    "qwen3",
+    "stablelm",
+    "glm4",
+    "cohere2",
+    "granite_nope",
+    "gemma3",
+    "gpt_oss",
+]
+WINDOWS = {
+    "mistral_window": WINDOW,
+    "qwen2_window": WINDOW,
+    "phi3": WINDOW,
+    "gemma2": WINDOW,
+    "gemma3": WINDOW,
+    "gpt_oss": WINDOW,
+    # As vLLM reads its configuration.
+    "cohere2": WINDOW + 1,
+    "llama": 10_000,
+}
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -101,6 +122,28 @@ def test_wrong_rotation_is_seen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(oracle, "move", move)
     monkeypatch.setattr(oracle, "interleaved", not oracle.interleaved)
     assert gap(oracle.prefill(prompt, **layout)[0][-1], right) > 1e-2
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_counts_positions_of_what_is_computed(name: str, tmp_path: Path) -> None:
+    """Which tokens the first layer lets each token see: in context by place in the prompt, alone within the span."""
+    oracle = Oracle(str(save_model(name, tmp_path)), BLOCK, interleaved=name in INTERLEAVED)
+    prompt = tokens(9 * BLOCK + 20, 9)
+    spans = [(2 * BLOCK, 5 * BLOCK), (5 * BLOCK, 9 * BLOCK)]
+    layout = {"span_starts": [s for s, _ in spans], "cross_span_starts": [9 * BLOCK]}
+    # The second layer's V depends on what a token saw in the first.
+    before = oracle.prefill(prompt, gap_length=BLOCK, **layout)[1][1][1][0]
+    for changed in (0, 23, 60, 64, 100, 130, 159, 160, 200, 240, 287, 300):
+        other = list(prompt)
+        other[changed] += 1
+        after = oracle.prefill(other, gap_length=BLOCK, **layout)[1][1][1][0]
+        saw = (after - before).abs().amax(dim=(0, 2)) > 1e-6
+        for place in range(len(prompt)):
+            start, end = next(
+                ((s, e) for s, e in spans if s + BLOCK <= place < e), (0, len(prompt))
+            )
+            sees = start <= changed < end and 0 <= place - changed < WINDOWS[name]
+            assert bool(saw[place]) == sees, f"token {place} and token {changed}"
 
 
 def test_rotary_layers_are_found(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from vllm_spans.attention.cache_specs import keep_all_blocks
 from vllm_spans.attention.cuda_scratch import Scratch, ScratchShape
 from vllm_spans.attention.rotary import RotaryError, install_query_rotary
-from vllm_spans.gate import NOPE_ARCHITECTURES
+from vllm_spans.gate import rope_layers
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +28,13 @@ class SpansGPUWorker(Worker):
 
         return SpansGPUModelRunner(self.vllm_config, self.device)
 
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return keep_all_blocks(super().get_kv_cache_spec())
+
     def load_model(self, **kwargs: Any) -> None:
         super().load_model(**kwargs)
         layers = install_query_rotary(
-            self.model_runner.get_model(),
-            may_lack_rope=self.model_config.architecture in NOPE_ARCHITECTURES,
+            self.model_runner.get_model(), rope_layers(self.model_config.architecture)
         )
         context = self.vllm_config.compilation_config.static_forward_context
         attentions = [context[name] for name in layers]

@@ -7,6 +7,7 @@ that pair is replaced: vLLM shares one rotary embedding between layers and with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import (
 from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.ntk_scaling_rope import NTKScalingRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
+
+from vllm_spans.gate import RopeLayers
 
 SUPPORTED_ROTARY = (
     RotaryEmbedding,
@@ -76,15 +79,31 @@ class QueryRotary(nn.Module):
         return query, key
 
 
+class UnusedRotary(nn.Module):
+    """Stands in for the rotary embedding of a layer that is known not to rotate."""
+
+    def __init__(self, owner_name: str) -> None:
+        super().__init__()
+        self.owner_name = owner_name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            RotaryError: Always: the layer does rotate.
+        """
+        raise RotaryError(f"{self.owner_name} rotates, though it has no sliding window")
+
+
 def install_query_rotary(
-    model: nn.Module, *, may_lack_rope: bool = False
+    model: nn.Module, rope_layers: RopeLayers = RopeLayers.ALL
 ) -> dict[str, LayerRotary | None]:
     """Replace the rotary embedding of every decoder attention.
 
     Args:
         model: A loaded model, not yet compiled.
-        may_lack_rope: Whether a layer without a rotary embedding is one without RoPE. Elsewhere it is one that
-            rotates in a way that is not seen here.
+        rope_layers: Which layers rotate. A layer that should and has no rotary embedding rotates in a way that is
+            not seen here.
 
     Returns:
         Per attention layer how to rotate its K; ``None`` for a layer without RoPE.
@@ -116,7 +135,11 @@ def install_query_rotary(
                 embedding.cos_sin_cache, embedding.head_size, embedding.is_neox_style
             )
             setattr(owner, name, QueryRotary(embedding))
-        if rotary is None and not may_lack_rope:
+        if rope_layers is RopeLayers.WITH_WINDOW and not _has_window(attentions):
+            rotary = None
+            for name in found:
+                setattr(owner, name, UnusedRotary(owner_name))
+        elif rotary is None and rope_layers is not RopeLayers.WITH_MODULE:
             raise RotaryError(
                 f"{owner_name} has an attention but no rotary embedding: how its K is rotated cannot be told"
             )
@@ -126,3 +149,7 @@ def install_query_rotary(
     if not layers:
         raise RotaryError("no attention layer was found in the model")
     return layers
+
+
+def _has_window(attentions: list[Attention]) -> bool:
+    return any(attention.sliding_window is not None for attention in attentions)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm_spans.core.plan import ReusePlan
 
 _GROUP = 0
-"""The only KV cache group: the gate admits full-attention models alone."""
+"""The only KV cache group: all layers of an engine with spans keep all blocks."""
 
 _KEY_SUFFIX = bytes(make_block_hash_with_group_id(BlockHash(b""), _GROUP))
 """What vLLM appends to a key for the group; looked up thousands of times a request, so built once."""

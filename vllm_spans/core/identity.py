@@ -51,7 +51,7 @@ def last_announced() -> EngineIdentity:
 
 
 def model_fingerprint(config: VllmConfig) -> str:
-    """Name of what makes KV of one engine fit another: model, revision, dtype and RoPE geometry.
+    """Name of what makes KV of one engine fit another: model, revision, dtype, RoPE geometry and windows.
 
     Returns:
         A hex digest, equal in every process and replica with the same model.
@@ -66,5 +66,7 @@ def model_fingerprint(config: VllmConfig) -> str:
         "rope": getattr(text_config, "rope_parameters", None)
         or getattr(text_config, "rope_scaling", None),
         "theta": getattr(text_config, "rope_theta", None),
+        "window": getattr(text_config, "sliding_window", None),
+        "layer_types": getattr(text_config, "layer_types", None),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

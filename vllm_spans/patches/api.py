@@ -16,6 +16,7 @@ PATCHED: list[str] = [
     "vllm.renderers.online_renderer:OnlineRenderer.warmup",
     "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat",
     "vllm.renderers.online_renderer:OnlineRenderer._make_request_with_harmony",
+    "vllm.renderers.online_renderer:OnlineRenderer._render_responses_with_harmony",
     "vllm.renderers.online_renderer:OnlineRenderer.preprocess_completion",
     "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_sampling_params",
     "vllm.entrypoints.openai.completion.protocol:CompletionRequest.to_sampling_params",
@@ -46,6 +47,7 @@ def apply() -> None:
     _replace(OnlineRenderer, "preprocess_chat", _preprocess_chat)
     # Harmony models (gpt-oss) go past preprocess_chat: markup must be refused, not ignored.
     _replace(OnlineRenderer, "_make_request_with_harmony", _make_request_with_harmony)
+    _replace(OnlineRenderer, "_render_responses_with_harmony", _render_responses_with_harmony)
     # The way from prompts to tokens of /v1/completions, /tokenize and token-in-token-out.
     _replace(OnlineRenderer, "preprocess_completion", _preprocess_completion)
     # The layout goes to the engine in SamplingParams.extra_args, made here once per prompt.
@@ -127,6 +129,22 @@ def _make_request_with_harmony(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(self, request, *args, **kwargs)
 
     return make_request_with_harmony
+
+
+def _render_responses_with_harmony(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def render_responses_with_harmony(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_spans.markup.errors import MarkupError
+        from vllm_spans.markup.rendering import SpanMarkup, refuse
+
+        given = request.input
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        try:
+            SpanMarkup.of(self.renderer).read_chat(request, messages)
+        except MarkupError as error:
+            raise refuse(error) from error
+        return stock(self, request, *args, **kwargs)
+
+    return render_responses_with_harmony
 
 
 def _preprocess_completion(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,6 +66,9 @@ def _patch_engine_config() -> None:
         spans = SpansConfig.from_sources(os.environ, self.additional_config)
         if self.block_size is None:
             self.block_size = _SMALLEST_BLOCK.get(current_platform.device_type)  # type: ignore[assignment]
+        if self.disable_hybrid_kv_cache_manager is None:
+            # Later "not said" and "wanted" look the same. Without windows the manager has nothing to do.
+            self.disable_hybrid_kv_cache_manager = True
         config = stock(self, *args, **kwargs)
         install_into(config, spans)
         return config
@@ -86,7 +89,7 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     """
     from vllm.platforms import current_platform
 
-    from vllm_spans.gate import check_config
+    from vllm_spans.gate import check_config, has_windows
 
     check_config(config)
     spans = spans.resolve(config.cache_config.block_size)
@@ -105,20 +108,35 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         spans.gap_length,
         config.cache_config.block_size,
     )
+    if has_windows(config):
+        logger.info(
+            "spans: the hybrid KV cache manager is off: blocks outside a sliding window are kept, since spans are "
+            "read at other positions"
+        )
 
 
 def cuda_backend(config: VllmConfig) -> AttentionBackendEnum:
     """The backend that prefill runs on: FlashAttention wherever it can, being several times faster."""
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if config.model_config.dtype.itemsize != 2:
-        logger.warning(
-            "spans: prefill runs on TRITON_ATTN, which is several times slower: FlashAttention takes float16 and "
-            "bfloat16, not %s",
-            config.model_config.dtype,
-        )
-        return AttentionBackendEnum.TRITON_ATTN
-    return AttentionBackendEnum.FLASH_ATTN
+    from vllm_spans.gate import SINK_ARCHITECTURES
+
+    model = config.model_config
+    reason = None
+    if model.dtype.itemsize != 2:
+        reason = f"takes float16 and bfloat16, not {model.dtype}"
+    elif model.architecture in SINK_ARCHITECTURES and not current_platform.has_device_capability(
+        90
+    ):
+        reason = "has attention sinks from Hopper on"
+    if reason is None:
+        return AttentionBackendEnum.FLASH_ATTN
+    logger.warning(
+        "spans: prefill runs on TRITON_ATTN, which is several times slower: FlashAttention %s",
+        reason,
+    )
+    return AttentionBackendEnum.TRITON_ATTN
 
 
 def _worker_class() -> str:
