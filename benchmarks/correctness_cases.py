@@ -49,9 +49,10 @@ def random_cases(count: int, block: int, most: int) -> Cases:
     spanned: list[Request] = []
     for pair in range(count // 2):
         chosen = rng.sample(pool, rng.randint(2, 6))
-        for order in (chosen, _turned(chosen, rng)):
-            end = Corpus(len(spanned), VOCABULARY, question=rng.randint(1, 60))
-            prefix = corpus.tokens(block * rng.randint(0, most // 4))
+        # The first request starts with a span, which then has no gap: it reads blocks that are gaps in the second.
+        for order, most_prefix in ((chosen, 0), (_turned(chosen, rng), most // 4)):
+            end = Corpus(len(spanned), VOCABULARY, question=rng.randint(1, 3 * block))
+            prefix = corpus.tokens(block * rng.randint(0, most_prefix))
             policy = POLICIES[pair % len(POLICIES)]
             spanned.append(end.request(order, prefix, span_gap_policy=policy))
     return Cases(plain, spanned)

@@ -142,7 +142,7 @@ class Child:
         activity = ProfilerActivity.CUDA if self.cuda else ProfilerActivity.CPU
         with profile(activities=[activity]) as kernels:
             self.run([traced])
-        name = "self_device_time_total" if self.cuda else "self_cpu_time_total"
+        name = "device_time_total" if self.cuda else "self_cpu_time_total"
         events = sorted(kernels.key_averages(), key=lambda event: -getattr(event, name))
         host = cProfile.Profile()
         host.enable()

@@ -54,6 +54,11 @@ class EngineOptions:
         """The same with further arguments."""
         return dataclasses.replace(self, arguments=self.arguments | arguments)
 
+    def described(self) -> dict[str, Any]:
+        """For the result file: all but the model's folder, which means nothing elsewhere."""
+        arguments = {name: value for name, value in self.arguments.items() if name != "model"}
+        return {"arguments": arguments, "environment": self.environ}
+
 
 def capture_sizes(most: int) -> list[int]:
     """Batch sizes to capture: powers of two to 256, then every 256 tokens."""

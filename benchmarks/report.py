@@ -10,7 +10,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -99,11 +98,12 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def meta(module: str, packages: Iterable[str]) -> dict[str, Any]:
+def meta(module: str, arguments: Sequence[str], packages: Iterable[str]) -> dict[str, Any]:
     """How and where a result was made.
 
     Args:
         module: What ``python -m`` runs.
+        arguments: Of the command; of absolute paths, which mean nothing elsewhere, only the name is kept.
         packages: Whose versions matter; one that is not installed is left out.
     """
     versions = {"python": platform.python_version()}
@@ -114,11 +114,15 @@ def meta(module: str, packages: Iterable[str]) -> dict[str, Any]:
             continue
     return {
         "versions": versions,
-        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {module}", *map(_portable, arguments)]),
         "commit": commit(),
         "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _portable(argument: str) -> str:
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def commit() -> str | None:

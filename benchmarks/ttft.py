@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request
+from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request, running
 from benchmarks.report import row, say
 from benchmarks.workloads import Corpus, unmarked
 
@@ -34,7 +34,8 @@ def measure(model: Path, folder: Path, counts: Sequence[int], repeats: int) -> l
         Rows of the result file.
     """
     say("starting stock vLLM and vLLM with spans")
-    with _engine(STOCK, model, folder) as stock, _engine(SPANS, model, folder) as spans:
+    pair = [_engine(name, model, folder) for name in (STOCK, SPANS)]
+    with running(*pair, at_once=True) as (stock, spans):
         corpus = Corpus("warm-up", VOCABULARY)
         warm_up = corpus.request(corpus.documents(2, DOCUMENT_TOKENS))
         for _ in range(2):  # whatever the engines set up lazily
@@ -52,7 +53,7 @@ def measure(model: Path, folder: Path, counts: Sequence[int], repeats: int) -> l
 def _engine(name: str, model: Path, folder: Path) -> EngineProcess:
     return EngineProcess(
         name,
-        folder / f"{name}.log",
+        folder,
         {"model": str(model), **_ENGINE},
         {"VLLM_CPU_KVCACHE_SPACE": "2"},
         quiet_seconds=_QUIET_SECONDS,
