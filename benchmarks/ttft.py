@@ -1,64 +1,27 @@
 """Time to the first token on the CPU: stock vLLM and spans, cold and in a new order."""
 
-import dataclasses
-import random
+from __future__ import annotations
+
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_process import EngineProcess
+from benchmarks.engine_process import SPANS, STOCK, EngineProcess, Request, running
+from benchmarks.report import row, say
+from benchmarks.workloads import Corpus, unmarked
 
 DOCUMENT_TOKENS = 256
 PREFIX_TOKENS = 64
 QUESTION_TOKENS = 64
 GOAL_DOCUMENTS, GOAL = 8, 4.0
+VOCABULARY = 40_000
 _ENGINE = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 8192}
+# The engine's workers spin this long for more work; the other engine is measured after that.
+_QUIET_SECONDS = 1.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """Token ids and where the documents are."""
-
-    tokens: list[int]
-    extra_args: dict[str, Any]
-
-
-class Material:
-    """Random token ids for prompts; time does not depend on what they say."""
-
-    def __init__(self, documents: int, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._prefix = self._tokens(PREFIX_TOKENS)
-        self._documents = [self._tokens(DOCUMENT_TOKENS) for _ in range(documents)]
-        self._question = self._tokens(QUESTION_TOKENS)
-
-    def _tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(100, 40_000) for _ in range(count)]
-
-    def prompt(self, order: Sequence[int]) -> Prompt:
-        """The documents in an order, between the prefix and the question."""
-        tokens = list(self._prefix)
-        starts = []
-        for index in order:
-            starts.append(len(tokens))
-            tokens += self._documents[index]
-        extra_args = {"span_starts": starts, "cross_span_starts": [len(tokens)]}
-        return Prompt(tokens + self._question, extra_args)
-
-
-def new_order(documents: int, seed: int) -> list[int]:
-    """An order that starts with another document than the first use did."""
-    order = list(range(documents))
-    random.Random(seed).shuffle(order)
-    if order[0] == 0:
-        order.append(order.pop(0))
-    return order
-
-
-def measure(
-    model: Path, folder: Path, counts: Sequence[int], repeats: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def measure(model: Path, folder: Path, counts: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     """Measure both engines in turn.
 
     Args:
@@ -66,53 +29,55 @@ def measure(
         folder: Where the engines' logs go.
         counts: Numbers of documents.
         repeats: Measurements of each kind; the median counts.
-        say: Called with a line of progress.
 
     Returns:
         Rows of the result file.
     """
     say("starting stock vLLM and vLLM with spans")
-    with (
-        EngineProcess(model, False, folder / "stock.log", _ENGINE) as stock,
-        EngineProcess(model, True, folder / "spans.log", _ENGINE) as spans,
-    ):
-        for engine in (stock, spans):  # whatever the engines set up lazily
-            warm_up = Material(2, seed=-1).prompt([0, 1])
-            for _ in range(2):
-                engine.run(
-                    warm_up.tokens, "warm-up", warm_up.extra_args if engine is spans else None
-                )
+    pair = [_engine(name, model, folder) for name in (STOCK, SPANS)]
+    with running(*pair, at_once=True) as (stock, spans):
+        corpus = Corpus("warm-up", VOCABULARY)
+        warm_up = corpus.request(corpus.documents(2, DOCUMENT_TOKENS))
+        for _ in range(2):  # whatever the engines set up lazily
+            stock.seconds(unmarked(warm_up))
+            spans.seconds(warm_up)
         rows = []
         for documents in counts:
-            taken = _take(stock, spans, documents, repeats, say)
+            taken = _take(stock, spans, documents, repeats)
             rows += _rows(
                 documents, {name: statistics.median(all_) for name, all_ in taken.items()}
             )
     return rows
 
 
+def _engine(name: str, model: Path, folder: Path) -> EngineProcess:
+    return EngineProcess(
+        name,
+        folder,
+        {"model": str(model), **_ENGINE},
+        {"VLLM_CPU_KVCACHE_SPACE": "2"},
+        quiet_seconds=_QUIET_SECONDS,
+    )
+
+
 def _take(
-    stock: EngineProcess,
-    spans: EngineProcess,
-    documents: int,
-    repeats: int,
-    say: Callable[[str], None],
+    stock: EngineProcess, spans: EngineProcess, documents: int, repeats: int
 ) -> dict[str, list[float]]:
     names = ("stock cold", "spans cold", "stock warm", "spans warm", "stock floor")
     taken: dict[str, list[float]] = {name: [] for name in names}
+    corpus = Corpus(documents, VOCABULARY, QUESTION_TOKENS)
 
-    def run(name: str, prompt: Prompt, salt: str) -> None:
-        if name.startswith("stock"):
-            timing = stock.run(prompt.tokens, salt, None)
-        else:
-            timing = spans.run(prompt.tokens, salt, prompt.extra_args)
-        taken[name].append(timing.seconds)
+    def run(name: str, request: Request, salt: str) -> None:
+        engine = stock if name.startswith("stock") else spans
+        request = request if engine is spans else unmarked(request)
+        taken[name].append(engine.seconds({**request, "salt": salt}))
 
     for repeat in range(repeats):
-        material = Material(documents, seed=repeat)
+        material = corpus.documents(documents, DOCUMENT_TOKENS)
+        prefix = corpus.tokens(PREFIX_TOKENS)
         salt = f"{documents}-{repeat}"
-        first = material.prompt(range(documents))
-        other = material.prompt(new_order(documents, seed=repeat))
+        first = corpus.request(material, prefix)
+        other = corpus.shuffled(material, prefix)
         steps = [
             ("stock cold", first),
             ("spans cold", first),
@@ -121,8 +86,8 @@ def _take(
         ]
         if repeat % 2:  # neither engine always goes first
             steps[:2], steps[2:] = steps[1::-1], steps[:1:-1]
-        for name, prompt in steps:
-            run(name, prompt, salt)
+        for name, request in steps:
+            run(name, request, salt)
         run("stock floor", other, salt)
         line = ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in taken.items())
         say(f"{documents} documents, {repeat + 1} of {repeats}: {line}")
@@ -132,26 +97,14 @@ def _take(
 def _rows(documents: int, median: dict[str, float]) -> list[dict[str, Any]]:
     goal = GOAL if documents == GOAL_DOCUMENTS else None
     size = f"{documents} documents x {DOCUMENT_TOKENS} tokens"
-    warm = median["stock warm"] / median["spans warm"]
     return [
-        {
-            "work": f"TTFT, {size}, first use",
-            "stock": median["stock cold"],
-            "spans": median["spans cold"],
-            "unit": "s",
-            "ratio": median["stock cold"] / median["spans cold"],
-            "floor": None,
-            "goal": None,
-            "met": None,
-        },
-        {
-            "work": f"TTFT, {size}, in a new order",
-            "stock": median["stock warm"],
-            "spans": median["spans warm"],
-            "unit": "s",
-            "ratio": warm,
-            "floor": median["stock floor"],
-            "goal": goal,
-            "met": None if goal is None else warm >= goal,
-        },
+        row(f"TTFT, {size}, first use", median["stock cold"], median["spans cold"], "s"),
+        row(
+            f"TTFT, {size}, in a new order",
+            median["stock warm"],
+            median["spans warm"],
+            "s",
+            floor=median["stock floor"],
+            goal=goal,
+        ),
     ]
