@@ -54,6 +54,10 @@ class EngineOptions:
         """The same with further arguments."""
         return dataclasses.replace(self, arguments=self.arguments | arguments)
 
+    def within(self, **environ: str) -> EngineOptions:
+        """The same with further environment variables."""
+        return dataclasses.replace(self, environ=self.environ | environ)
+
     def described(self) -> dict[str, Any]:
         """For the result file: all but the model's folder, which means nothing elsewhere."""
         arguments = {name: value for name, value in self.arguments.items() if name != "model"}
@@ -133,6 +137,9 @@ VARIANTS = {
     "fp8": Variant(_DEFAULT, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}, gpu_only=True),
     "compiled": Variant(execution(PIECEWISE, True, 512), gpu_only=True),
     "graphs": Variant(execution(PIECEWISE, False, 512), gpu_only=True),
+    "fa2": Variant(_DEFAULT, {"attention_config": {"flash_attn_version": 2}}, gpu_only=True),
+    "triton": Variant(_DEFAULT, {"attention_config": {"backend": "TRITON_ATTN"}}, gpu_only=True),
+    "v1": Variant(_DEFAULT.within(VLLM_USE_V2_MODEL_RUNNER="0"), gpu_only=True),
     # SmolLM2 has three KV heads, which two ranks cannot share.
     "tp2": Variant(
         _DEFAULT,

@@ -26,6 +26,9 @@ from benchmarks.forced_steps import (
 from benchmarks.tiny_models import save_model
 from benchmarks.workloads import unmarked
 
+KV_BYTES = 2 << 30
+"""KV cache of an engine on a GPU."""
+
 
 @dataclasses.dataclass
 class Reference:
@@ -212,17 +215,19 @@ def check_variant(
         baseline = plan.engine(STOCK, options.plus(**variant.baseline), "second stock")
     check = Check(FLOORS[plan.dtype])
     stock, spans = plan.engine(STOCK, options), plan.engine(SPANS, options)
-    with running(stock, spans, at_once=plan.cpu):
+    with running(stock, spans, at_once=True):
         info = {engine.name: engine.info for engine in (stock, spans)}
         reference = compare(check, stock, spans, cases, plan.steps, baseline)
     length = options.arguments["max_model_len"]
     limits = {
         # Room for one request of the greatest length and the private blocks of its gaps, and for little besides.
-        "a tiny cache": {"num_gpu_blocks_override": length // block * 5 // 4 + 8},
-        "small budgets": {"max_num_batched_tokens": 8 * block, "max_num_seqs": 4},
+        "a tiny cache": options.plus(num_gpu_blocks_override=length // block * 5 // 4 + 8),
+        "small budgets": options.plus(max_num_batched_tokens=8 * block, max_num_seqs=4),
     }
-    limited = [plan.engine(SPANS, options.plus(**limits[name]), name) for name in limits]
-    with running(*limited, at_once=plan.cpu):
+    if not plan.cpu:
+        limits["a small scratch cache"] = options.within(VLLM_V1_SPANS_SCRATCH_TOKENS=str(length))
+    limited = [plan.engine(SPANS, each, name) for name, each in limits.items()]
+    with running(*limited, at_once=True):
         for limit, engine in zip(limits, limited, strict=True):
             compare_in_little_room(check, limit, engine, cases, reference)
     return check.result() | {"engines": info, **options.described()}
@@ -245,4 +250,7 @@ def engine_options(plan: Plan, variant: Variant, model: Path, longest: int) -> E
         seed=0,
         **variant.arguments,
     )
-    return options if plan.cpu else options.plus(gpu_memory_utilization=0.2)
+    if plan.cpu:
+        return options
+    # A stated size needs no look at the memory that is free, which engines that start at once take from each other.
+    return options.plus(gpu_memory_utilization=0.05, kv_cache_memory_bytes=KV_BYTES)
