@@ -83,6 +83,10 @@ class EngineProcess:
         self.launch()
         try:
             self.info = self._receive("start", START_SECONDS)
+            if self.info["spans"] is not (self.name == SPANS):
+                raise EngineError(
+                    f"{self.label} has the scheduler {self.info['scheduler']}: is vllm_spans installed?"
+                )
         except BaseException:
             self.close()
             raise
