@@ -50,6 +50,7 @@ class Child:
             "blocks": self._pool.num_gpu_blocks,
             "block_size": scheduler.block_size,
             "scheduler": type(scheduler).__name__,
+            "spans": any(c.__module__.startswith("vllm_spans") for c in type(scheduler).__mro__),
             "runners": runners,
             "device": self.torch.cuda.get_device_name() if self.cuda else "cpu",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -27,6 +28,19 @@ Request = dict[str, Any]
 
 class EngineError(RuntimeError):
     """The engine process answered with an error, ended, or did not answer in time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One measured request.
+
+    Attributes:
+        seconds: To the first and only token.
+        cached: Prompt tokens that the engine says it had cached.
+    """
+
+    seconds: float
+    cached: int
 
 
 class EngineProcess:
@@ -83,6 +97,10 @@ class EngineProcess:
         self.launch()
         try:
             self.info = self._receive("start", START_SECONDS)
+            if self.info["spans"] is not (self.name == SPANS):
+                raise EngineError(
+                    f"{self.label} has the scheduler {self.info['scheduler']}: is vllm_spans installed?"
+                )
         except BaseException:
             self.close()
             raise
@@ -117,9 +135,10 @@ class EngineProcess:
         time.sleep(self._quiet_seconds)
         return self.ask("run", requests=requests, **arguments)
 
-    def seconds(self, request: Request) -> float:
-        """Seconds to the first and only token of a lone request."""
-        return float(self.run([request], max_tokens=1)["seconds"])
+    def timing(self, request: Request) -> Timing:
+        """Run a lone request for one token."""
+        answer = self.run([request], max_tokens=1)
+        return Timing(answer["seconds"], answer["outputs"][0]["cached"])
 
     def _send(self, op: str, arguments: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None

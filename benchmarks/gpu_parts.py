@@ -16,6 +16,10 @@ DECODE_GOAL = round(1 / 1.02, 3)
 BLOCKS_GOAL, THROUGHPUT_GOAL = 4.0, 5.0
 
 
+CACHED = {"cold": False, "without spans": False, "warm": True, "cached": True}
+"""Whether a request in this state finds tokens in the cache."""
+
+
 class Pair:
     """Both engines, and times in turn.
 
@@ -39,16 +43,22 @@ class Pair:
         Args:
             repeats: Measurements of each.
             make: Called with the number of the repeat; gives requests by name, in order. A name begins with
-                that of its engine.
+                that of its engine and ends with what the cache must hold (:data:`CACHED`).
 
         Returns:
             Milliseconds by name.
+
+        Raises:
+            RuntimeError: The cache held something else: the time would be that of another state.
         """
         taken: dict[str, list[float]] = {}
         for repeat in range(repeats):
             for name, request in make(repeat).items():
-                engine = self._of[name.split()[0]]
-                taken.setdefault(name, []).append(engine.seconds(request) * 1e3)
+                engine, state = name.split(" ", 1)
+                timing = self._of[engine].timing(request)
+                if bool(timing.cached) is not CACHED[state]:
+                    raise RuntimeError(f"{name}: {timing.cached} tokens were cached")
+                taken.setdefault(name, []).append(timing.seconds * 1e3)
         return {name: Spread.of(values) for name, values in taken.items()}
 
 
@@ -59,8 +69,8 @@ def ttft(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
         warmed = corpus.documents(shape.count, shape.length)
         # Unmeasured: whatever is set up lazily for prompts of this size; leaves `warmed` warm.
         for _ in range(2):
-            pair.stock.seconds(unmarked(corpus.shuffled(warmed)))
-            pair.spans.seconds(corpus.shuffled(warmed))
+            pair.stock.timing(unmarked(corpus.shuffled(warmed)))
+            pair.spans.timing(corpus.shuffled(warmed))
 
         def make(repeat: int, shape: Documents = shape, warmed: Any = warmed) -> dict[str, Request]:
             fresh = corpus.request(corpus.documents(shape.count, shape.length))
@@ -197,10 +207,10 @@ def profiles(pair: Pair, sizes: Sizes) -> dict[str, Any]:
     for shape in sizes.ttft:
         documents = corpus.documents(shape.count, shape.length)
         for _ in range(3):
-            pair.spans.seconds(corpus.shuffled(documents))
+            pair.spans.timing(corpus.shuffled(documents))
         fresh = corpus.request(documents)
         for _ in range(2):
-            pair.stock.seconds(unmarked(fresh))
+            pair.stock.timing(unmarked(fresh))
         for name, engine, requests in (
             ("spans warm", pair.spans, [corpus.shuffled(documents) for _ in range(3)]),
             ("stock cached", pair.stock, [corpus.other_question(fresh) for _ in range(3)]),

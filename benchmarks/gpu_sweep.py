@@ -20,13 +20,14 @@ def sweep(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
 
     Stock vLLM does not see how tokens are divided into documents, so its times are measured once per prompt length.
     """
+    corpus = Corpus("sweep", sizes.vocabulary)
     stock: dict[int, dict[str, Spread]] = {}
 
     def point(curve: str, x: int, count: int, length: int, **extra: Any) -> dict[str, Any]:
         tokens = count * length
         if tokens not in stock:
-            stock[tokens] = _stock(pair, sizes, tokens)
-        taken = stock[tokens] | _spans(pair, sizes, count, length, extra)
+            stock[tokens] = _stock(pair, sizes, corpus, tokens)
+        taken = stock[tokens] | _spans(pair, sizes, corpus, count, length, extra)
         entry = {
             "sweep": curve,
             "x": x,
@@ -49,9 +50,7 @@ def sweep(pair: Pair, sizes: Sizes) -> Iterator[dict[str, Any]]:
         yield point("document length", length, sizes.sweep_tokens // length, length)
 
 
-def _stock(pair: Pair, sizes: Sizes, tokens: int) -> dict[str, Spread]:
-    corpus = Corpus(f"stock {tokens}", sizes.vocabulary)
-
+def _stock(pair: Pair, sizes: Sizes, corpus: Corpus, tokens: int) -> dict[str, Spread]:
     def make(_: int) -> dict[str, Request]:
         fresh = corpus.request([corpus.tokens(tokens)])
         return {"stock cold": unmarked(fresh), "stock cached": corpus.other_question(fresh)}
@@ -60,10 +59,8 @@ def _stock(pair: Pair, sizes: Sizes, tokens: int) -> dict[str, Spread]:
 
 
 def _spans(
-    pair: Pair, sizes: Sizes, count: int, length: int, extra: dict[str, Any]
+    pair: Pair, sizes: Sizes, corpus: Corpus, count: int, length: int, extra: dict[str, Any]
 ) -> dict[str, Spread]:
-    corpus = Corpus(f"spans {count} {length} {extra}", sizes.vocabulary)
-
     def make(_: int) -> dict[str, Request]:
         documents = corpus.documents(count, length)
         return {

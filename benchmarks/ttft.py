@@ -39,8 +39,8 @@ def measure(model: Path, folder: Path, counts: Sequence[int], repeats: int) -> l
         corpus = Corpus("warm-up", VOCABULARY)
         warm_up = corpus.request(corpus.documents(2, DOCUMENT_TOKENS))
         for _ in range(2):  # whatever the engines set up lazily
-            stock.seconds(unmarked(warm_up))
-            spans.seconds(warm_up)
+            stock.timing(unmarked(warm_up))
+            spans.timing(warm_up)
         rows = []
         for documents in counts:
             taken = _take(stock, spans, documents, repeats)
@@ -70,7 +70,7 @@ def _take(
     def run(name: str, request: Request, salt: str) -> None:
         engine = stock if name.startswith("stock") else spans
         request = request if engine is spans else unmarked(request)
-        taken[name].append(engine.seconds({**request, "salt": salt}))
+        taken[name].append(engine.timing({**request, "salt": salt}).seconds)
 
     for repeat in range(repeats):
         material = corpus.documents(documents, DOCUMENT_TOKENS)

@@ -42,7 +42,10 @@ def test_runs_end_to_end(tmp_path: Path) -> None:
         assert 0 < low <= row["stock"] <= high
     meta = result["meta"]
     assert {"torch", "python"} <= meta["versions"].keys()
-    assert meta["engines"]["spans"]["scheduler"] != meta["engines"]["stock"]["scheduler"]
+    assert {name: engine["spans"] for name, engine in meta["engines"].items()} == {
+        "stock": False,
+        "spans": True,
+    }
     assert "model" not in meta["arguments"]
     assert str(tmp_path) not in meta["command"]
 
