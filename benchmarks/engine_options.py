@@ -121,6 +121,7 @@ class Variant:
         models: Names in :data:`benchmarks.tiny_models.MODELS`, compared one after the other.
         real_model: Whether the model that ``--model`` names can run like that.
         gpu_only: Whether it needs a GPU.
+        little_room: Whether engines with a small cache or small budgets are compared too.
     """
 
     execution: EngineOptions
@@ -129,12 +130,19 @@ class Variant:
     models: tuple[str, ...] = ("llama",)
     real_model: bool = True
     gpu_only: bool = False
+    little_room: bool = False
 
 
 _DEFAULT = execution(DECODE, False, 256)
 VARIANTS = {
-    "default": Variant(_DEFAULT),
-    "fp8": Variant(_DEFAULT, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}, gpu_only=True),
+    "default": Variant(_DEFAULT, little_room=True),
+    "fp8": Variant(
+        _DEFAULT,
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "auto"},
+        gpu_only=True,
+        little_room=True,
+    ),
     "compiled": Variant(execution(PIECEWISE, True, 512), gpu_only=True),
     "graphs": Variant(execution(PIECEWISE, False, 512), gpu_only=True),
     "fa2": Variant(_DEFAULT, {"attention_config": {"flash_attn_version": 2}}, gpu_only=True),

@@ -229,22 +229,34 @@ class Comparison:
             most=gaps[-1],
         )
 
+    @property
+    def steps(self) -> int:
+        """How many were compared."""
+        return len(self._equal)
+
+    def same_clear(self, noise: float) -> float | None:
+        """Share of equal tokens among the steps whose margin is larger than ``noise``; ``None`` if there are none."""
+        clear = self._clear(noise)
+        return statistics.mean(clear) if clear else None
+
+    def _clear(self, noise: float) -> list[bool]:
+        return [
+            equal
+            for equal, margin in zip(self._equal, self._margins, strict=True)
+            if margin > noise
+        ]
+
     def result(self, noise: float) -> dict[str, Any]:
         """For the result file.
 
         Args:
             noise: The largest difference that is noise; ``same_clear`` leaves out steps with a smaller margin.
         """
-        clear = [
-            equal
-            for equal, margin in zip(self._equal, self._margins, strict=True)
-            if margin > noise
-        ]
         return {
-            "steps": len(self._equal),
+            "steps": self.steps,
             "same": self.difference.same,
-            "clear_steps": len(clear),
-            "same_clear": statistics.mean(clear) if clear else None,
+            "clear_steps": len(self._clear(noise)),
+            "same_clear": self.same_clear(noise),
             "mean": self.difference.mean,
             "p99": self.difference.p99,
             "max": self.difference.most,

@@ -142,6 +142,25 @@ def compare_in_little_room(
         check.unchanged(f"{name}{again} / cold", batch, reference.cold)
 
 
+def compare_limited(
+    plan: Plan, options: EngineOptions, check: Check, cases: Cases, reference: Reference
+) -> None:
+    """Comparisons of engines that have to evict, to split work over steps, or to gather in several passes."""
+    block = plan.block
+    length = options.arguments["max_model_len"]
+    limits = {
+        # Room for one request of the greatest length and the private blocks of its gaps, and for little besides.
+        "a tiny cache": options.plus(num_gpu_blocks_override=length // block * 5 // 4 + 8),
+        "small budgets": options.plus(max_num_batched_tokens=8 * block, max_num_seqs=4),
+    }
+    if not plan.cpu:
+        limits["a small scratch cache"] = options.within(VLLM_V1_SPANS_SCRATCH_TOKENS=str(length))
+    limited = [plan.engine(SPANS, each, name) for name, each in limits.items()]
+    with running(*limited, at_once=True):
+        for limit, engine in zip(limits, limited, strict=True):
+            compare_in_little_room(check, limit, engine, cases, reference)
+
+
 def _with_policy(request: Request, policy: str) -> Request:
     return {**request, "extra_args": request["extra_args"] | {"span_gap_policy": policy}}
 
@@ -218,18 +237,8 @@ def check_variant(
     with running(stock, spans, at_once=True):
         info = {engine.name: engine.info for engine in (stock, spans)}
         reference = compare(check, stock, spans, cases, plan.steps, baseline)
-    length = options.arguments["max_model_len"]
-    limits = {
-        # Room for one request of the greatest length and the private blocks of its gaps, and for little besides.
-        "a tiny cache": options.plus(num_gpu_blocks_override=length // block * 5 // 4 + 8),
-        "small budgets": options.plus(max_num_batched_tokens=8 * block, max_num_seqs=4),
-    }
-    if not plan.cpu:
-        limits["a small scratch cache"] = options.within(VLLM_V1_SPANS_SCRATCH_TOKENS=str(length))
-    limited = [plan.engine(SPANS, each, name) for name, each in limits.items()]
-    with running(*limited, at_once=True):
-        for limit, engine in zip(limits, limited, strict=True):
-            compare_in_little_room(check, limit, engine, cases, reference)
+    if variant.little_room:
+        compare_limited(plan, options, check, cases, reference)
     return check.result() | {"engines": info, **options.described()}
 
 
