@@ -56,10 +56,11 @@ class DecodeConfig:
 # By padded head size and bytes per KV element; found by the sweep of benchmarks/decode_sweep.py. There is no
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
-    (64, 2): DecodeConfig(tokens=32, heads=4, warps=4, stages=3, programs=2),
-    (128, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=3, programs=2),
+    (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
+    (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
+    (128, 1): DecodeConfig(tokens=32, heads=2, warps=2, stages=2, programs=4),
 }
-_FALLBACK = DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=2)
+_FALLBACK = DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4)
 
 _MIN_SHARE = 64
 """Tokens below which a stretch is not worth a program of its own."""
