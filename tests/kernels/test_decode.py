@@ -84,6 +84,7 @@ def run(
         case.head_size,
         case.max_seq_len,
         device,
+        kv_dtype=key.dtype,
         config=case.config,
     )
     for buffer in (workspace.accumulators, workspace.maxima, workspace.sums):
@@ -134,6 +135,26 @@ def test_head_sizes(head_size: int, is_neox: bool, device: str) -> None:
 def test_partial_rotary(rotary_dim: int, is_neox: bool, device: str) -> None:
     """Elements past the rotary dim take part as they are."""
     check(Case(rotary_dim=rotary_dim, is_neox=is_neox), device)
+
+
+@pytest.mark.parametrize("is_neox", [True, False], ids=["neox", "gptj"])
+@pytest.mark.parametrize(
+    ("head_size", "rotary_dim", "warps"),
+    [(256, 64, 4), (256, 250, 2), (256, 16, 8), (160, 160, 4), (512, 512, 8), (144, 0, 4)],
+)
+def test_slices_of_wide_heads(
+    head_size: int, rotary_dim: int, warps: int, is_neox: bool, device: str
+) -> None:
+    """Pairs stay together in a slice; slices may be partly or wholly padding, and lie in fewer warps or more."""
+    config = DecodeConfig(16, 2, warps, 2, 2)
+    case = Case(
+        head_size=head_size,
+        rotary_dim=rotary_dim,
+        is_neox=is_neox,
+        config=config,
+        seq_lens=(70, 0, 33),
+    )
+    check(case, device)
 
 
 @pytest.mark.parametrize(

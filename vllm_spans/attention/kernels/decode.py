@@ -3,8 +3,9 @@
 Decode is bound by reading KV once, so a rotated copy would double its cost. Four things keep the rotation hidden:
 
 * Several KV heads share a program and with it cos and sin, which read per head would be as many bytes as K.
-* Each warp has a *stream* of its own, one KV head's share of a tile (``tiles.py``). Nothing crosses warps in the loop,
-  and K goes from shared memory to the tensor cores' registers in the one layout in which it is rotated.
+* Each warp has a *stream* of its own, one KV head's share of a tile (``tiles.py``). K goes from shared memory to the
+  tensor cores' registers in the one layout in which it is rotated. Nothing crosses warps in the loop but the scores of
+  heads wider than 128 elements, of which a warp holds a slice.
 * Work is cut on the device. Each program derives from ``seq_lens`` which stretch of the batch's tiles is its own: all
   stretches are equally long, however ragged the batch, and there are as many as run at one time. The grid depends on
   host bounds only, so CUDA graphs may capture it.
@@ -35,7 +36,7 @@ class DecodeConfig:
     Attributes:
         tokens: Tokens of a stream in one tile, a power of two from 16.
         heads: Most KV heads of a program, a power of two; fewer where the rank's KV heads are no multiple of it.
-        warps: Warps per program. Warps beyond the heads take further tokens of the same heads.
+        warps: Warps per program. Warps beyond the slices of the heads take further tokens of the same heads.
         stages: Depth of Triton's pipeline; 2 copies the next tile while nothing is computed, 3 during the computation.
         programs: Programs per multiprocessor; best as many as fit at one time.
         registers: Most registers of a thread, 0 for no limit.
@@ -56,10 +57,14 @@ class DecodeConfig:
 # By padded head size and bytes per KV element; found by the sweep of benchmarks/decode_sweep.py. There is no
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
-    (64, 2): DecodeConfig(tokens=32, heads=4, warps=4, stages=3, programs=2),
+    (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
     (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
+    (128, 1): DecodeConfig(tokens=32, heads=2, warps=2, stages=2, programs=4),
 }
-_FALLBACK = DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=2)
+_FALLBACK = DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4)
+
+_SLICE = 128
+"""Most elements of a head that a warp holds: queries, K and output of more than that do not fit its registers."""
 
 _MIN_SHARE = 64
 """Tokens below which a stretch is not worth a program of its own."""
@@ -83,7 +88,8 @@ class DecodeWorkspace:
         group: Query heads per KV head.
         head_size: Elements per head.
         heads: KV heads per program.
-        parts: Runs of tokens in a tile, each a stream per head.
+        slices: Slices that a head's elements lie in.
+        parts: Runs of tokens in a tile, each a stream per slice of a head.
         target: Stretches that a large batch is cut into.
         multiprocessors: Multiprocessors of the device.
         config: Launch shape.
@@ -99,6 +105,7 @@ class DecodeWorkspace:
     group: int
     head_size: int
     heads: int
+    slices: int
     parts: int
     target: int
     multiprocessors: int
@@ -145,7 +152,7 @@ class DecodeWorkspace:
         padded = max(16, triton.next_power_of_2(head_size))
         if config is None:
             config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
-        heads = config.heads_of(kv_heads)
+        heads, slices = config.heads_of(kv_heads), triton.cdiv(padded, _SLICE)
         target = max(1, count * config.programs * heads // kv_heads)
         # A piece is a part of one row in one stretch: each after the first begins a stretch or a row.
         pieces = min(target, max_rows * triton.cdiv(max_seq_len, _MIN_SHARE)) + max_rows
@@ -161,7 +168,8 @@ class DecodeWorkspace:
             group=group,
             head_size=head_size,
             heads=heads,
-            parts=max(1, config.warps // heads),
+            slices=slices,
+            parts=max(1, config.warps // (heads * slices)),
             target=target,
             multiprocessors=count,
             config=config,
@@ -240,8 +248,8 @@ def decode_attention(
         raise ValueError("seq_lens and the rows of block_table have to be contiguous")
     if rows == 0:
         return
-    split = HeadSplit.of(head_size, cos_sin_cache, smallest=16)
-    config = workspace.config
+    config, slices = workspace.config, workspace.slices
+    split = HeadSplit.of(head_size, cos_sin_cache, smallest=16, slices=slices)
     heads, parts, group = workspace.heads, workspace.parts, workspace.group
     head_padded = workspace.accumulators.shape[2]
     score_scale = scale * k_scale * LOG2E
@@ -271,6 +279,7 @@ def decode_attention(
         MAX_ROWS=triton.next_power_of_2(workspace.max_rows),
         HEADS=heads,
         PARTS=parts,
+        SLICES=slices,
         GROUP=group,
         HEAD_SIZE=head_size,
         HEAD_PADDED=head_padded,

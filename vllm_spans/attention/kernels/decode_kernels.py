@@ -52,6 +52,7 @@ def decode_pieces_kernel(
     MAX_ROWS: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
+    SLICES: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
@@ -71,7 +72,8 @@ def decode_pieces_kernel(
     STAGES: tl.constexpr,
 ):
     TILE: tl.constexpr = TOKENS * PARTS
-    STREAMS: tl.constexpr = HEADS * PARTS
+    STREAMS: tl.constexpr = HEADS * PARTS * SLICES
+    WIDTH: tl.constexpr = HEAD_PADDED // SLICES
     head_part = tl.program_id(0)
     program = tl.program_id(1)
 
@@ -92,15 +94,20 @@ def decode_pieces_kernel(
     row_begin = tl.sum(tl.where(ends <= begin, tiles, 0), 0)
 
     stream = tl.arange(0, STREAMS)
-    head = (head_part * HEADS + stream // PARTS)[:, None]
-    run = (stream % PARTS * TOKENS)[:, None]
+    head = (head_part * HEADS + stream // (PARTS * SLICES))[:, None]
+    run = (stream // SLICES % PARTS * TOKENS)[:, None]
+    part = (stream % SLICES)[:, None, None]
     key_of_head = key + head.to(tl.int64) * stride_kh
     value_of_head = value + head.to(tl.int64) * stride_vh
     token = tl.arange(0, TOKENS)[None, :]
-    place_in_tile = tl.arange(0, PARTS)[:, None] * TOKENS + token
+    stream_of_head = tl.arange(0, PARTS * SLICES)
+    place_in_tile = (stream_of_head // SLICES)[:, None] * TOKENS + token
+    part_of_place = (stream_of_head % SLICES)[:, None, None]
     q_row = tl.arange(0, Q_ROWS)[None, :]
     q_type: tl.constexpr = query.dtype.element_ty
-    out_head = (head_part * HEADS + tl.arange(0, HEADS)[:, None]) * GROUP + q_row
+    out_slice = tl.arange(0, HEADS * SLICES)[:, None]
+    out_head = (head_part * HEADS + out_slice // SLICES) * GROUP + q_row
+    out_element = (out_slice % SLICES * WIDTH)[:, :, None] + tl.arange(0, WIDTH)[None, None, :]
 
     for row in tl.range(first_row, last_row + 1):
         length = tl.load(seq_lens + row)
@@ -126,9 +133,11 @@ def decode_pieces_kernel(
                 REST_PADDED,
                 IS_NEOX,
                 WIDE,
+                part,
+                SLICES,
             )
             table_row = table + tl.cast(row, tl.int64) * stride_table
-            accumulator = tl.zeros([STREAMS, Q_ROWS, HEAD_PADDED], tl.float32)
+            accumulator = tl.zeros([STREAMS, Q_ROWS, WIDTH], tl.float32)
             maximum = tl.full([STREAMS, Q_ROWS], -1.0e30, tl.float32)
             weight = tl.zeros([STREAMS, Q_ROWS], tl.float32)
             # Blocks are looked up a tile ahead.
@@ -154,7 +163,10 @@ def decode_pieces_kernel(
                     stride_cos,
                     tl.minimum(place, last_position),
                     place < high,
+                    part,
+                    part_of_place,
                     HEADS,
+                    SLICES,
                     PAIRS,
                     PAIRS_PADDED,
                     REST,
@@ -185,22 +197,25 @@ def decode_pieces_kernel(
                     weights,
                     rows_v,
                     there[:, :, None],
+                    part,
                     HEAD_SIZE,
-                    HEAD_PADDED,
+                    WIDTH,
+                    SLICES,
                     IS_FP8,
                     q_type,
                     WIDE,
                     PRECISION,
                 )
 
-            accumulator, maximum, weight = join_runs(accumulator, maximum, weight, HEADS, PARTS)
+            accumulator, maximum, weight = join_runs(
+                accumulator, maximum, weight, HEADS, PARTS, SLICES
+            )
             slot = piece.to(tl.int64) * (tl.num_programs(0) * HEADS * GROUP) + out_head
             out_mask = q_row < GROUP
             tl.store(maxima + slot, maximum, mask=out_mask)
             tl.store(sums + slot, weight, mask=out_mask)
-            element = tl.arange(0, HEAD_PADDED)[None, None, :]
             tl.store(
-                accumulators + slot[:, :, None] * HEAD_PADDED + element,
+                accumulators + slot[:, :, None] * HEAD_PADDED + out_element,
                 accumulator,
                 mask=out_mask[:, :, None],
             )

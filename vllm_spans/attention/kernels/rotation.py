@@ -18,9 +18,9 @@ class HeadSplit:
 
     Attributes:
         pairs: Rotary pairs, half of ``rotary_dim``.
-        pairs_padded: ``pairs`` as the power of two that a tile needs; 0 without RoPE.
+        pairs_padded: Pairs in a slice, as the power of two that a tile needs; 0 without RoPE.
         rest: Elements past ``rotary_dim``.
-        rest_padded: ``rest`` as the power of two that a tile needs; 0 when all elements are rotated.
+        rest_padded: Their number in a slice, as the power of two that a tile needs; 0 when all elements are rotated.
     """
 
     pairs: int
@@ -29,13 +29,20 @@ class HeadSplit:
     rest_padded: int
 
     @classmethod
-    def of(cls, head_size: int, cos_sin_cache: torch.Tensor | None, smallest: int = 1) -> HeadSplit:
+    def of(
+        cls,
+        head_size: int,
+        cos_sin_cache: torch.Tensor | None,
+        smallest: int = 1,
+        slices: int = 1,
+    ) -> HeadSplit:
         """Split a head by the width of its cos/sin table.
 
         Args:
             head_size: Elements per head.
             cos_sin_cache: ``[max_position, rotary_dim]``, cos then sin; ``None`` for no RoPE.
             smallest: Smallest tile width (``tl.dot`` wants 16).
+            slices: Tiles that share the pairs, and the rest, in equal parts; padding is in the last ones.
 
         Returns:
             The split.
@@ -50,7 +57,8 @@ class HeadSplit:
             )
 
         def padded(count: int) -> int:
-            return max(smallest, triton.next_power_of_2(count)) if count else 0
+            width: int = triton.next_power_of_2(triton.cdiv(count, slices))
+            return max(smallest, width) if count else 0
 
         pairs, rest = rotary_dim // 2, head_size - rotary_dim
         return cls(pairs, padded(pairs), rest, padded(rest))
@@ -86,28 +94,41 @@ def rotate_pairs(first, second, cos, sin):
 
 
 @triton.jit
-def load_elements(rows, valid, COUNT: tl.constexpr, PADDED: tl.constexpr):
-    """Load ``COUNT`` neighbours in a tile of ``PADDED``.
+def load_elements(
+    rows, valid, COUNT: tl.constexpr, PADDED: tl.constexpr, part=0, SLICES: tl.constexpr = 1
+):
+    """Load ``COUNT`` neighbours in tiles of ``PADDED``, of which there are ``SLICES``.
 
-    ``rows`` are pointers ``[..., 1]`` to the first, ``valid`` a mask of the same rank.
+    ``rows`` are pointers ``[..., 1]`` to the first, ``valid`` a mask of the same rank, ``part`` the number of the slice
+    that each row reads, of that rank too.
     """
     element = tl.arange(0, PADDED)[None, :]
-    mask = valid if COUNT == PADDED else valid & (element < COUNT)
+    if SLICES > 1:
+        element = part * PADDED + element
+    mask = valid if COUNT == PADDED * SLICES else valid & (element < COUNT)
     return tl.load(rows + element, mask=mask, other=0.0)
 
 
 @triton.jit
-def load_pairs(rows, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
-    """Load the rotary elements of heads, with the arguments of ``load_elements``.
+def load_pairs(
+    rows,
+    valid,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+    part=0,
+    SLICES: tl.constexpr = 1,
+):
+    """Load the rotary elements of heads, with the arguments of ``load_elements``; both of a pair are in one slice.
 
     Both styles read whole 16-byte pieces. neox gives the two halves, ``[..., PAIRS_PADDED]`` each; gptj gives the
     interleaved pairs, ``[..., 2 * PAIRS_PADDED]``, and 0. ``split_pairs`` makes halves of both.
     """
     if IS_NEOX:
-        first = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
-        second = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
+        first = load_elements(rows, valid, PAIRS, PAIRS_PADDED, part, SLICES)
+        second = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED, part, SLICES)
     else:
-        first = load_elements(rows, valid, 2 * PAIRS, 2 * PAIRS_PADDED)
+        first = load_elements(rows, valid, 2 * PAIRS, 2 * PAIRS_PADDED, part, SLICES)
         second = 0
     return first, second
 
@@ -129,10 +150,19 @@ def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr
 
 
 @triton.jit
-def load_cos_sin(table, stride, position, valid, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr):
+def load_cos_sin(
+    table,
+    stride,
+    position,
+    valid,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    part=0,
+    SLICES: tl.constexpr = 1,
+):
     """Load cos and sin of ``position`` as they are stored, ``[..., PAIRS_PADDED]`` each."""
     rows = table + tl.expand_dims(position, -1).to(tl.int64) * stride
     valid = tl.expand_dims(valid, -1)
-    cos = load_elements(rows, valid, PAIRS, PAIRS_PADDED)
-    sin = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED)
+    cos = load_elements(rows, valid, PAIRS, PAIRS_PADDED, part, SLICES)
+    sin = load_elements(rows + PAIRS, valid, PAIRS, PAIRS_PADDED, part, SLICES)
     return cos, sin

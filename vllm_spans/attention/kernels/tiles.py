@@ -1,8 +1,9 @@
 """Tiles of paged K and V inside the decode kernel: addressing, scores with K rotated on the way, running softmax.
 
-A tile is ``PARTS`` runs of ``TOKENS`` tokens, for each of ``HEADS`` KV heads. One run of one head is a *stream*: the
-first dimension of all tensors here, ``[HEADS * PARTS, ...]``, run by run within a head. Streams do not exchange
-anything, so that each can live in a warp of its own.
+A tile is ``PARTS`` runs of ``TOKENS`` tokens, for each of ``HEADS`` KV heads, whose elements lie in ``SLICES`` slices:
+a wide head does not fit the registers of a warp. One slice of one run of one head is a *stream*: the first dimension of
+all tensors here, ``[HEADS * PARTS * SLICES, ...]``, slice by slice within a run and run by run within a head. All that
+streams exchange are the scores of slices, so that each can live in a warp of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def tile_rows(
 
 @triton.jit
 def for_heads(x, HEADS: tl.constexpr):
-    """Repeat what the runs of a tile share for its heads: ``[PARTS, ...]`` becomes ``[streams, ...]`` in fp32."""
+    """Repeat for the heads of a tile what they share: ``[PARTS * SLICES, ...]`` becomes ``[streams, ...]`` in fp32."""
     x = x.to(tl.float32)
     if HEADS == 1:
         return x
@@ -97,16 +98,18 @@ def query_parts(
     REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
     WIDE: tl.constexpr,
+    part,
+    SLICES: tl.constexpr,
 ):
     """The queries in the parts that ``key_scores`` multiplies: first and second of the pairs, and the rest.
 
-    ``rows`` are pointers ``[streams, queries, 1]``, ``valid`` a mask of the same rank; 0 stands for what the head does
-    not have.
+    ``rows`` are pointers ``[streams, queries, 1]``, ``valid`` a mask and ``part`` the streams' slices, of that rank.
+    0 stands for what the head does not have.
     """
     dtype: tl.constexpr = rows.dtype.element_ty
     first, second, rest = 0, 0, 0
     if PAIRS > 0:
-        pair = tl.arange(0, PAIRS_PADDED)[None, :]
+        pair = part * PAIRS_PADDED + tl.arange(0, PAIRS_PADDED)[None, :]
         mask = valid & (pair < PAIRS)
         step: tl.constexpr = 1 if IS_NEOX else 2
         other_half: tl.constexpr = PAIRS if IS_NEOX else 1
@@ -114,7 +117,8 @@ def query_parts(
         second = tl.load(rows + other_half + pair * step, mask=mask, other=0.0)
         second = operand(second, dtype, WIDE)
     if REST > 0:
-        rest = operand(load_elements(rows + 2 * PAIRS, valid, REST, REST_PADDED), dtype, WIDE)
+        rest = load_elements(rows + 2 * PAIRS, valid, REST, REST_PADDED, part, SLICES)
+        rest = operand(rest, dtype, WIDE)
     return first, second, rest
 
 
@@ -129,7 +133,10 @@ def key_scores(
     stride_cos,
     place,
     place_there,
+    part,
+    part_of_place,
     HEADS: tl.constexpr,
+    SLICES: tl.constexpr,
     PAIRS: tl.constexpr,
     PAIRS_PADDED: tl.constexpr,
     REST: tl.constexpr,
@@ -142,13 +149,16 @@ def key_scores(
 ):
     """Products of queries and rotated K, ``[streams, queries, TOKENS]`` in fp32.
 
-    ``rows`` points at K of the tile's tokens, ``place`` are the positions of its runs, ``[PARTS, TOKENS]``: cos and sin
-    are read once for all heads. ``there`` and ``place_there`` are the masks of both.
+    ``rows`` points at K of the tile's tokens, ``place`` are the positions of the streams of one head,
+    ``[PARTS * SLICES, TOKENS]``: cos and sin are read once for all heads. ``there`` and ``place_there`` are the masks
+    of both, ``part`` and ``part_of_place`` their slices, ``[streams, 1, 1]`` and ``[PARTS * SLICES, 1, 1]``.
     """
     scores = None
     if PAIRS > 0:
-        first, second = load_pairs(rows, there, PAIRS, PAIRS_PADDED, IS_NEOX)
-        cos, sin = load_cos_sin(cos_sin, stride_cos, place, place_there, PAIRS, PAIRS_PADDED)
+        first, second = load_pairs(rows, there, PAIRS, PAIRS_PADDED, IS_NEOX, part, SLICES)
+        cos, sin = load_cos_sin(
+            cos_sin, stride_cos, place, place_there, PAIRS, PAIRS_PADDED, part_of_place, SLICES
+        )
         first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
         first, second = rotate_pairs(first, second, for_heads(cos, HEADS), for_heads(sin, HEADS))
         first = tl.permute(operand(first, Q_TYPE, WIDE), (0, 2, 1))
@@ -156,12 +166,25 @@ def key_scores(
         scores = tl.dot(q_first, first, input_precision=PRECISION)
         scores = tl.dot(q_second, second, scores, input_precision=PRECISION)
     if REST > 0:
-        rest = load_elements(rows + 2 * PAIRS, there, REST, REST_PADDED)
+        rest = load_elements(rows + 2 * PAIRS, there, REST, REST_PADDED, part, SLICES)
         if IS_FP8:
             rest = rest.to(tl.float32)
         rest = tl.permute(operand(rest, Q_TYPE, WIDE), (0, 2, 1))
         scores = tl.dot(q_rest, rest, scores, input_precision=PRECISION)
-    return scores
+    return add_slices(scores, SLICES)
+
+
+@triton.jit
+def add_slices(scores, SLICES: tl.constexpr):
+    """Give all slices of a run the sum of their scores, ``[streams, queries, TOKENS]``."""
+    if SLICES == 1:
+        return scores
+    streams: tl.constexpr = scores.shape[0]
+    queries: tl.constexpr = scores.shape[1]
+    tokens: tl.constexpr = scores.shape[2]
+    apart: tl.constexpr = (streams // SLICES, SLICES, queries, tokens)
+    total = tl.sum(tl.reshape(scores, apart), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None, :, :], apart), (streams, queries, tokens))
 
 
 @triton.jit
@@ -170,15 +193,17 @@ def add_values(
     weights,
     rows,
     there,
+    part,
     HEAD_SIZE: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLICES: tl.constexpr,
     IS_FP8: tl.constexpr,
     Q_TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Add a tile's weighted V: ``weights`` are ``[streams, queries, TOKENS]``, ``rows`` points at V of its tokens."""
-    v = load_elements(rows, there, HEAD_SIZE, HEAD_PADDED)
+    v = load_elements(rows, there, HEAD_SIZE, WIDTH, part, SLICES)
     if IS_FP8:
         v = v.to(tl.float32)
     return tl.dot(
@@ -190,15 +215,28 @@ def add_values(
 
 
 @triton.jit
-def join_runs(accumulator, maximum, weight, HEADS: tl.constexpr, PARTS: tl.constexpr):
-    """Make one stream of each head: the first dimension becomes ``HEADS``."""
+def join_runs(
+    accumulator,
+    maximum,
+    weight,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """Make one stream of the runs of each slice: the first dimension becomes ``HEADS * SLICES``."""
     if PARTS == 1:
         return accumulator, maximum, weight
     queries: tl.constexpr = accumulator.shape[1]
     width: tl.constexpr = accumulator.shape[2]
-    maxima = tl.reshape(maximum, (HEADS, PARTS, queries))
+    slices: tl.constexpr = HEADS * SLICES
+    maxima = tl.reshape(maximum, (HEADS, PARTS, SLICES, queries))
     highest = tl.max(maxima, 1)
-    shrink = tl.exp2(maxima - highest[:, None, :])
-    weight = tl.sum(tl.reshape(weight, (HEADS, PARTS, queries)) * shrink, 1)
-    accumulator = tl.reshape(accumulator, (HEADS, PARTS, queries, width)) * shrink[:, :, :, None]
-    return tl.sum(accumulator, 1), highest, weight
+    shrink = tl.exp2(maxima - highest[:, None, :, :])
+    weight = tl.sum(tl.reshape(weight, (HEADS, PARTS, SLICES, queries)) * shrink, 1)
+    accumulator = tl.reshape(accumulator, (HEADS, PARTS, SLICES, queries, width))
+    accumulator = tl.sum(accumulator * shrink[:, :, :, :, None], 1)
+    return (
+        tl.reshape(accumulator, (slices, queries, width)),
+        tl.reshape(highest, (slices, queries)),
+        tl.reshape(weight, (slices, queries)),
+    )
