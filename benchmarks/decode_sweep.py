@@ -30,7 +30,7 @@ import triton  # noqa: E402
 
 from benchmarks.gpu_kernels import LLAMA, DecodeCase, Shape, timed  # noqa: E402
 from tests.kernels import reference  # noqa: E402
-from vllm_spans.attention.kernels.decode import DecodeConfig  # noqa: E402
+from vllm_spans.attention.kernels.launch import DecodeConfig  # noqa: E402
 
 CASES = (
     (64, 4096),
@@ -166,7 +166,9 @@ def correct(target: Target) -> list[DecodeConfig]:
             continue
         try:
             case.out.fill_(float("nan"))
-            case.spans(case.workspace(config))
+            workspace = case.workspace(config)
+            assert workspace.launch.config == config, "does not fit shared memory"
+            case.spans(workspace)
             for row, length in enumerate(RAGGED):
                 got = case.out[row]
                 if length == 0:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.kernels import reference
-from vllm_spans.attention.kernels.decode import DecodeConfig, DecodeWorkspace, decode_attention
+from vllm_spans.attention.kernels.decode import DecodeWorkspace, decode_attention
+from vllm_spans.attention.kernels.launch import DecodeConfig
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SMALL = DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=4)
