@@ -32,6 +32,7 @@ class Case:
     max_seq_len: int = 512
     window_left: int = -1
     scale: float | None = None
+    query_scale: float = 1.0
     softcap: float = 0.0
     sinks: bool = False
     k_scale: float = 1.0
@@ -66,7 +67,8 @@ def run(
     block_table = block_table.to(device)
     rotary_dim = case.head_size if case.rotary_dim is None else case.rotary_dim
     table = reference.cos_sin_table(case.max_seq_len, rotary_dim, torch.float32, device)
-    query = torch.randn(rows, heads, case.head_size, generator=generator).to(device, case.dtype)
+    query = torch.randn(rows, heads, case.head_size, generator=generator) * case.query_scale
+    query = query.to(device, case.dtype)
     sinks = torch.randn(heads, generator=generator).to(device) if case.sinks else None
     attention = reference.Attention(
         table,
@@ -179,6 +181,26 @@ def test_fp8_is_dequantised(kv_dtype: torch.dtype, rotary_dim: int, device: str)
     """The scales reach scores and output."""
     case = Case(
         dtype=torch.bfloat16, kv_dtype=kv_dtype, rotary_dim=rotary_dim, k_scale=0.5, v_scale=2.0
+    )
+    check(case, device)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "rotary_dim"), [(64, 64), (64, 32), (64, 0), (256, 64)], ids=str
+)
+@pytest.mark.parametrize("kv_dtype", reference.FP8, ids=str)
+def test_fp8_with_queries_past_the_range_of_fp16(
+    kv_dtype: torch.dtype, head_size: int, rotary_dim: int, device: str
+) -> None:
+    """Elements of K are fp16 on the way, queries of a bf16 model may be larger; gptj pairs too."""
+    case = Case(
+        head_size=head_size,
+        rotary_dim=rotary_dim,
+        is_neox=False,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        query_scale=1e6,
+        scale=1e-6 * head_size**-0.5,
     )
     check(case, device)
 

@@ -9,7 +9,7 @@ Decode is bound by reading KV once, so a rotated copy would double its cost. Fou
 * Work is cut on the device. Each program derives from ``seq_lens`` which stretch of the batch's tiles is its own: all
   stretches are equally long, however ragged the batch, and there are as many as run at one time. The grid depends on
   host bounds only, so CUDA graphs may capture it.
-* The scales of fp8 K and V are applied to scores and output, not to elements.
+* The scales of fp8 K and V are applied to scores and output, not to elements, which become fp16 without a detour.
 
 A second kernel merges the pieces of a row.
 """
@@ -142,7 +142,7 @@ def pieces_constants(
     split: HeadSplit,
     block_size: int,
     is_neox: bool,
-    is_fp8: bool,
+    kv_dtype: torch.dtype,
     window_left: int,
     has_softcap: bool,
 ) -> dict[str, object]:
@@ -162,7 +162,8 @@ def pieces_constants(
         "REST": split.rest,
         "REST_PADDED": split.rest_padded,
         "IS_NEOX": is_neox,
-        "IS_FP8": is_fp8,
+        "IS_FP8": kv_dtype in FP8_DTYPES,
+        "IS_E4M3": kv_dtype == torch.float8_e4m3fn,
         "WINDOW_LEFT": window_left,
         "HAS_SOFTCAP": has_softcap,
         "MIN_SHARE": triton.cdiv(_MIN_SHARE, launch.config.tokens * launch.parts),
@@ -233,8 +234,7 @@ def decode_attention(
         raise ValueError(f"{rows} rows do not fit a workspace of {workspace.max_rows}")
     if output.shape != query.shape or output.stride(2) != 1 or query.stride(2) != 1:
         raise ValueError("query and output need one shape and contiguous heads")
-    is_fp8 = key_cache.dtype in FP8_DTYPES
-    if not is_fp8 and key_cache.dtype != query.dtype:
+    if key_cache.dtype not in FP8_DTYPES and key_cache.dtype != query.dtype:
         raise ValueError(f"a query of {query.dtype} does not fit KV of {key_cache.dtype}")
     if cos_sin_cache is not None and cos_sin_cache.stride(1) != 1:
         raise ValueError("the rows of cos_sin_cache have to be contiguous")
@@ -269,7 +269,13 @@ def decode_attention(
         block_table.stride(0),
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
         **pieces_constants(
-            workspace, split, block_size, is_neox, is_fp8, max(window_left, -1), softcap > 0.0
+            workspace,
+            split,
+            block_size,
+            is_neox,
+            key_cache.dtype,
+            max(window_left, -1),
+            softcap > 0.0,
         ),
         num_warps=config.warps,
         maxnreg=config.registers or None,

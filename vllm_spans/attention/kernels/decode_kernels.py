@@ -62,6 +62,7 @@ def decode_pieces_kernel(
     REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
     IS_FP8: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     WINDOW_LEFT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     MIN_SHARE: tl.constexpr,
@@ -105,6 +106,9 @@ def decode_pieces_kernel(
     part_of_place = (stream_of_head % SLICES)[:, None, None]
     q_row = tl.arange(0, Q_ROWS)[None, :]
     q_type: tl.constexpr = query.dtype.element_ty
+    # fp8 becomes fp16 in one instruction for two elements. Rotated e5m2 may leave the range of fp16.
+    key_type: tl.constexpr = q_type if not IS_FP8 else (tl.float16 if IS_E4M3 else tl.bfloat16)
+    value_type: tl.constexpr = tl.float16 if IS_FP8 else q_type
     out_slice = tl.arange(0, HEADS * SLICES)[:, None]
     out_head = (head_part * HEADS + out_slice // SLICES) * GROUP + q_row
     out_element = (out_slice % SLICES * WIDTH)[:, :, None] + tl.arange(0, WIDTH)[None, None, :]
@@ -124,7 +128,7 @@ def decode_pieces_kernel(
                 tl.store(pieces_of_row + row * 2 + 1, (row_end - 1) // share - program + 1)
 
             q_rows = query + tl.cast(row, tl.int64) * stride_qr + (head * GROUP + q_row) * stride_qh
-            q_first, q_second, q_rest = query_parts(
+            q_first, q_second, q_rest, q_largest = query_parts(
                 q_rows[:, :, None],
                 (q_row < GROUP)[:, :, None],
                 PAIRS,
@@ -135,6 +139,7 @@ def decode_pieces_kernel(
                 WIDE,
                 part,
                 SLICES,
+                key_type,
             )
             table_row = table + tl.cast(row, tl.int64) * stride_table
             accumulator = tl.zeros([STREAMS, Q_ROWS, WIDTH], tl.float32)
@@ -172,12 +177,11 @@ def decode_pieces_kernel(
                     REST,
                     REST_PADDED,
                     IS_NEOX,
-                    IS_FP8,
-                    q_type,
+                    key_type,
                     WIDE,
                     PRECISION,
                 )
-                scores *= score_scale
+                scores *= score_scale * q_largest
                 if HAS_SOFTCAP:
                     # tanh by exp2, which is right for large arguments too: score_scale has 2 * log2(e) / softcap in it.
                     scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
@@ -201,8 +205,7 @@ def decode_pieces_kernel(
                     HEAD_SIZE,
                     WIDTH,
                     SLICES,
-                    IS_FP8,
-                    q_type,
+                    value_type,
                     WIDE,
                     PRECISION,
                 )
