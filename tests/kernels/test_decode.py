@@ -64,6 +64,15 @@ def run(
     free = torch.randperm(blocks, generator=generator).to(torch.int32)
     for row, pages in enumerate(used):
         block_table[row, :pages], free = free[:pages], free[pages:]
+    # What no row has written is not a number, in used blocks and in others.
+    for cache in (key, value):
+        raw = cache.view(torch.uint8) if cache.dtype in reference.FP8 else cache
+        for block in free:
+            raw[block] = 0x7F if raw is not cache else torch.nan
+        for row, length in enumerate(case.seq_lens):
+            if length % case.block_size:
+                last = block_table[row, used[row] - 1]
+                raw[last, length % case.block_size :] = 0x7F if raw is not cache else torch.nan
     block_table = block_table.to(device)
     rotary_dim = case.head_size if case.rotary_dim is None else case.rotary_dim
     table = reference.cos_sin_table(case.max_seq_len, rotary_dim, torch.float32, device)

@@ -1,11 +1,13 @@
 """Decode attention over paged, un-rotated K: the rotation of K is fused into a split-KV kernel.
 
-Decode is bound by reading KV once, so a rotated copy would double its cost. Four things keep the rotation hidden:
+Decode is bound by reading KV once, so a rotated copy would double its cost. Five things keep the rotation hidden:
 
 * Several KV heads share a program and with it cos and sin, which read per head would be as many bytes as K.
 * Each warp has a *stream* of its own, one KV head's share of a tile (``tiles.py``). K goes from shared memory to the
   tensor cores' registers in the one layout in which it is rotated. Nothing crosses warps in the loop but the scores of
   wide heads, of which a warp holds a slice.
+* Tokens and elements are the rows of the multiplications and queries their columns, of which the tensor cores want 8
+  and not 16: scores, weights and output take half the registers.
 * Work is cut on the device. Each program derives from ``seq_lens`` which stretch of the batch's tiles is its own: all
   stretches are equally long, however ragged the batch, and there are as many as run at one time. The grid depends on
   host bounds only, so CUDA graphs may capture it.

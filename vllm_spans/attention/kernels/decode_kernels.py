@@ -142,7 +142,7 @@ def decode_pieces_kernel(
                 key_type,
             )
             table_row = table + tl.cast(row, tl.int64) * stride_table
-            accumulator = tl.zeros([STREAMS, Q_ROWS, WIDTH], tl.float32)
+            accumulator = tl.zeros([STREAMS, WIDTH, Q_ROWS], tl.float32)
             maximum = tl.full([STREAMS, Q_ROWS], -1.0e30, tl.float32)
             weight = tl.zeros([STREAMS, Q_ROWS], tl.float32)
             # Blocks are looked up a tile ahead.
@@ -150,7 +150,6 @@ def decode_pieces_kernel(
             for start in tl.range(low, high, TILE, num_stages=STAGES):
                 position = start + run + token
                 there = position < high
-                place = start + place_in_tile
                 rows_k = tile_rows(
                     key_of_head, block, start, run, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
                 )
@@ -163,11 +162,9 @@ def decode_pieces_kernel(
                     q_second,
                     q_rest,
                     rows_k,
-                    there[:, :, None],
                     cos_sin,
                     stride_cos,
-                    tl.minimum(place, last_position),
-                    place < high,
+                    tl.minimum(start + place_in_tile, last_position),
                     part,
                     part_of_place,
                     HEADS,
@@ -188,16 +185,16 @@ def decode_pieces_kernel(
                 visible = there
                 if WINDOW_LEFT >= 0:
                     visible = there & (position >= length - 1 - WINDOW_LEFT)
-                visible = visible[:, None, :]
+                visible = visible[:, :, None]
                 scores = tl.where(visible, scores, -1.0e30)
-                new_maximum = tl.maximum(maximum, tl.max(scores, 2))
+                new_maximum = tl.maximum(maximum, tl.max(scores, 1))
                 shrink = tl.exp2(maximum - new_maximum)
                 # What a stream gathers before it sees a token has the maximum of masked scores, and shrinks to 0 later.
-                weights = tl.exp2(scores - new_maximum[:, :, None])
-                weight = weight * shrink + tl.sum(weights, 2)
+                weights = tl.exp2(scores - new_maximum[:, None, :])
+                weight = weight * shrink + tl.sum(weights, 1)
                 maximum = new_maximum
                 accumulator = add_values(
-                    accumulator * shrink[:, :, None],
+                    accumulator * shrink[:, None, :],
                     weights,
                     rows_v,
                     there[:, :, None],
@@ -219,7 +216,7 @@ def decode_pieces_kernel(
             tl.store(sums + slot, weight, mask=out_mask)
             tl.store(
                 accumulators + slot[:, :, None] * HEAD_PADDED + out_element,
-                accumulator,
+                tl.permute(accumulator, (0, 2, 1)),
                 mask=out_mask[:, :, None],
             )
         row_begin = row_end

@@ -37,9 +37,9 @@ class DecodeConfig:
 # triton.autotune: it would run inside graph capture and at start-up.
 _CONFIGS = {
     (64, 1): DecodeConfig(tokens=32, heads=2, warps=2, stages=2, programs=4),
-    (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
+    (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=4),
     (64, 4): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
-    (128, 1): DecodeConfig(tokens=32, heads=2, warps=2, stages=2, programs=4),
+    (128, 1): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=6),
     (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
     (128, 4): DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=2),
 }
@@ -83,7 +83,7 @@ class Launch:
             heads=heads,
             slices=slices,
             parts=max(1, config.warps // (heads * slices)),
-            q_rows=max(16, triton.next_power_of_2(group)),
+            q_rows=max(8, triton.next_power_of_2(group)),
             head_padded=head_padded,
             itemsize=itemsize,
         )
