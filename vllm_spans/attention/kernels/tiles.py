@@ -239,8 +239,8 @@ def add_values(
 ):
     """Add a tile's weighted V to ``accumulator``, ``[streams, WIDTH, queries]``.
 
-    ``weights`` are ``[streams, TOKENS, queries]``, ``rows`` points at V of the tile's tokens. V of tokens past the row's
-    end is masked, as no weight makes 0 of NaN.
+    ``weights`` are ``[streams, TOKENS, queries]``, ``rows`` points at V of the tile's tokens. V past the row's end is
+    masked: no weight makes 0 of NaN.
     """
     element = part * WIDTH + tl.arange(0, WIDTH)[None, :, None]
     there = tl.permute(there, (0, 2, 1))
