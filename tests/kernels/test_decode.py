@@ -97,6 +97,7 @@ def run(
         case.max_seq_len,
         device,
         kv_dtype=key.dtype,
+        query_dtype=query.dtype,
         config=case.config,
     )
     for buffer in (workspace.accumulators, workspace.maxima, workspace.sums):
@@ -188,10 +189,9 @@ def test_layouts_and_dtypes(layout: str, dtype: torch.dtype, device: str) -> Non
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_fp8_is_dequantised(kv_dtype: torch.dtype, rotary_dim: int, device: str) -> None:
     """The scales reach scores and output."""
-    case = Case(
-        dtype=torch.bfloat16, kv_dtype=kv_dtype, rotary_dim=rotary_dim, k_scale=0.5, v_scale=2.0
-    )
-    check(case, device)
+    for dtype in (torch.bfloat16, torch.float32):
+        case = Case(dtype=dtype, kv_dtype=kv_dtype, rotary_dim=rotary_dim, k_scale=0.5, v_scale=2.0)
+        check(case, device)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_every_shape_fits(head_size: int, itemsize: int, limit: int) -> None:
 
 def test_a_large_configuration_shrinks_until_it_fits() -> None:
     """Step by step, each needing less than the one before; what never fits is refused."""
-    launch: Launch | None = Launch.of(DecodeConfig(64, 4, 16, 4, 2), 8, 4, 256, 4)
+    launch: Launch | None = Launch.of(DecodeConfig(64, 4, 16, 4, 2), 8, 4, 256, 4, 4)
     needs = []
     while launch is not None:
         needs.append(launch.shared_bytes)

@@ -83,6 +83,7 @@ class DecodeWorkspace:
         device: torch.device | str,
         *,
         kv_dtype: torch.dtype = torch.bfloat16,
+        query_dtype: torch.dtype | None = None,
         config: DecodeConfig | None = None,
     ) -> DecodeWorkspace:
         """Allocate the buffers.
@@ -95,6 +96,7 @@ class DecodeWorkspace:
             max_seq_len: Longest row.
             device: Where the kernels run.
             kv_dtype: Dtype of the KV cache, which the launch shape depends on.
+            query_dtype: Dtype of the queries; by default ``kv_dtype``, bf16 if that is fp8.
             config: Launch shape instead of the table's, for the sweep.
 
         Returns:
@@ -114,7 +116,10 @@ class DecodeWorkspace:
                 properties.shared_memory_per_block_optin,
             )
         padded = max(16, triton.next_power_of_2(head_size))
-        launch = choose_launch(kv_heads, group, padded, kv_dtype.itemsize, shared, config)
+        operand_size = None if query_dtype is None else query_dtype.itemsize
+        launch = choose_launch(
+            kv_heads, group, padded, kv_dtype.itemsize, shared, operand_size, config
+        )
         target = max(1, count * launch.config.programs * launch.heads // kv_heads)
         # A piece is a part of one row in one stretch: each after the first begins a stretch or a row.
         pieces = min(target, max_rows * triton.cdiv(max_seq_len, _MIN_SHARE)) + max_rows

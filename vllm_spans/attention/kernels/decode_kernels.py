@@ -107,8 +107,9 @@ def decode_pieces_kernel(
     q_row = tl.arange(0, Q_ROWS)[None, :]
     q_type: tl.constexpr = query.dtype.element_ty
     # fp8 becomes fp16 in one instruction for two elements. Rotated e5m2 may leave the range of fp16.
-    key_type: tl.constexpr = q_type if not IS_FP8 else (tl.float16 if IS_E4M3 else tl.bfloat16)
-    value_type: tl.constexpr = tl.float16 if IS_FP8 else q_type
+    is_half: tl.constexpr = IS_FP8 and q_type.primitive_bitwidth == 16
+    key_type: tl.constexpr = tl.float16 if is_half and IS_E4M3 else q_type
+    value_type: tl.constexpr = tl.float16 if is_half else q_type
     out_slice = tl.arange(0, HEADS * SLICES)[:, None]
     out_head = (head_part * HEADS + out_slice // SLICES) * GROUP + q_row
     out_element = (out_slice % SLICES * WIDTH)[:, :, None] + tl.arange(0, WIDTH)[None, None, :]

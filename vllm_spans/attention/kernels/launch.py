@@ -61,6 +61,7 @@ class Launch:
         q_rows: Query heads of a KV head, padded.
         head_padded: Elements of a head, padded.
         itemsize: Bytes per element of KV.
+        operand_size: Bytes per element as it is multiplied: 2, or 4 where queries are float32.
     """
 
     config: DecodeConfig
@@ -70,14 +71,21 @@ class Launch:
     q_rows: int
     head_padded: int
     itemsize: int
+    operand_size: int
 
     @classmethod
     def of(
-        cls, config: DecodeConfig, kv_heads: int, group: int, head_padded: int, itemsize: int
+        cls,
+        config: DecodeConfig,
+        kv_heads: int,
+        group: int,
+        head_padded: int,
+        itemsize: int,
+        operand_size: int,
     ) -> Launch:
         """Apply ``config`` to ``kv_heads`` heads of ``group`` queries."""
         heads = config.heads_of(kv_heads)
-        slices = triton.cdiv(head_padded * max(2, itemsize), _SLICE_BYTES)
+        slices = triton.cdiv(head_padded * operand_size, _SLICE_BYTES)
         return cls(
             config=config,
             heads=heads,
@@ -86,6 +94,7 @@ class Launch:
             q_rows=max(8, triton.next_power_of_2(group)),
             head_padded=head_padded,
             itemsize=itemsize,
+            operand_size=operand_size,
         )
 
     @property
@@ -103,10 +112,9 @@ class Launch:
         tile = tokens * self.parts * (self.heads * of_head + self.head_padded * 4)
         blocks = streams * tokens * 8
         buffered = (self.config.stages - 1) * (tile + blocks)
-        operand = self.heads * self.parts * padded_key * max(2, self.itemsize)
-        staged = (
-            self.q_rows + tokens if self.itemsize == 4 or self.config.stages == 1 else self.q_rows
-        )
+        operand = self.heads * self.parts * padded_key * self.operand_size
+        by_memory = self.operand_size == 4 or self.config.stages == 1
+        staged = self.q_rows + tokens if by_memory else self.q_rows
         scores = streams * self.q_rows * tokens * 4
         joined = streams * self.q_rows * (self.head_padded // self.slices) * 4
         return max(buffered + staged * operand + scores, joined if self.parts > 1 else 0)
@@ -126,7 +134,9 @@ class Launch:
             config = replace(config, stages=1)
         else:
             return None
-        return Launch.of(config, kv_heads, group, self.head_padded, self.itemsize)
+        return Launch.of(
+            config, kv_heads, group, self.head_padded, self.itemsize, self.operand_size
+        )
 
 
 def choose_launch(
@@ -135,6 +145,7 @@ def choose_launch(
     head_padded: int,
     itemsize: int,
     shared_limit: int,
+    operand_size: int | None = None,
     config: DecodeConfig | None = None,
 ) -> Launch:
     """The swept launch of a shape, or the first after it that fits the device.
@@ -145,6 +156,7 @@ def choose_launch(
         head_padded: Elements of a head, padded to a power of two.
         itemsize: Bytes per element of KV.
         shared_limit: Shared memory that a program may have, in bytes.
+        operand_size: Bytes per element as it is multiplied; by default like KV, at least 2.
         config: Begin with this one instead.
 
     Returns:
@@ -153,8 +165,11 @@ def choose_launch(
     Raises:
         ValueError: Nothing fits.
     """
-    config = config or _CONFIGS.get((max(64, head_padded), itemsize), _WIDER)
-    launch: Launch | None = Launch.of(config, kv_heads, group, head_padded, itemsize)
+    operand_size = operand_size or max(2, itemsize)
+    if config is None:
+        swept = 4 if operand_size == 4 else itemsize
+        config = _CONFIGS.get((max(64, head_padded), swept), _WIDER)
+    launch: Launch | None = Launch.of(config, kv_heads, group, head_padded, itemsize, operand_size)
     while launch is not None and launch.shared_bytes > shared_limit:
         launch = launch.smaller(kv_heads, group)
     if launch is None:
