@@ -28,12 +28,9 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 
 from tests.kernels import reference  # noqa: E402
-from vllm_spans.attention.kernels.decode import (  # noqa: E402
-    DecodeConfig,
-    DecodeWorkspace,
-    decode_attention,
-)
+from vllm_spans.attention.kernels.decode import DecodeWorkspace, decode_attention  # noqa: E402
 from vllm_spans.attention.kernels.gather_rotate import GatherConfig, gather_rotate  # noqa: E402
+from vllm_spans.attention.kernels.launch import DecodeConfig  # noqa: E402
 
 PAGE = 16
 FLASH_SPLITS = 32
@@ -263,6 +260,7 @@ class DecodeCase:
             shape.head_size,
             131072,
             "cuda",
+            kv_dtype=self.key.dtype,
             config=config,
         )
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.kernels import reference
-from vllm_spans.attention.kernels.decode import DecodeConfig, DecodeWorkspace, decode_attention
+from vllm_spans.attention.kernels.decode import DecodeWorkspace, decode_attention
+from vllm_spans.attention.kernels.launch import DecodeConfig
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SMALL = DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=4)
@@ -31,6 +32,7 @@ class Case:
     max_seq_len: int = 512
     window_left: int = -1
     scale: float | None = None
+    query_scale: float = 1.0
     softcap: float = 0.0
     sinks: bool = False
     k_scale: float = 1.0
@@ -62,10 +64,20 @@ def run(
     free = torch.randperm(blocks, generator=generator).to(torch.int32)
     for row, pages in enumerate(used):
         block_table[row, :pages], free = free[:pages], free[pages:]
+    # What no row has written is not a number, in used blocks and in others.
+    for cache in (key, value):
+        raw = cache.view(torch.uint8) if cache.dtype in reference.FP8 else cache
+        for block in free:
+            raw[block] = 0x7F if raw is not cache else torch.nan
+        for row, length in enumerate(case.seq_lens):
+            if length % case.block_size:
+                last = block_table[row, used[row] - 1]
+                raw[last, length % case.block_size :] = 0x7F if raw is not cache else torch.nan
     block_table = block_table.to(device)
     rotary_dim = case.head_size if case.rotary_dim is None else case.rotary_dim
     table = reference.cos_sin_table(case.max_seq_len, rotary_dim, torch.float32, device)
-    query = torch.randn(rows, heads, case.head_size, generator=generator).to(device, case.dtype)
+    query = torch.randn(rows, heads, case.head_size, generator=generator) * case.query_scale
+    query = query.to(device, case.dtype)
     sinks = torch.randn(heads, generator=generator).to(device) if case.sinks else None
     attention = reference.Attention(
         table,
@@ -85,6 +97,7 @@ def run(
         case.max_seq_len,
         device,
         kv_dtype=key.dtype,
+        query_dtype=query.dtype,
         config=case.config,
     )
     for buffer in (workspace.accumulators, workspace.maxima, workspace.sums):
@@ -176,8 +189,27 @@ def test_layouts_and_dtypes(layout: str, dtype: torch.dtype, device: str) -> Non
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_fp8_is_dequantised(kv_dtype: torch.dtype, rotary_dim: int, device: str) -> None:
     """The scales reach scores and output."""
+    for dtype in (torch.bfloat16, torch.float32):
+        case = Case(dtype=dtype, kv_dtype=kv_dtype, rotary_dim=rotary_dim, k_scale=0.5, v_scale=2.0)
+        check(case, device)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "rotary_dim"), [(64, 64), (64, 32), (64, 0), (256, 64)], ids=str
+)
+@pytest.mark.parametrize("kv_dtype", reference.FP8, ids=str)
+def test_fp8_with_queries_past_the_range_of_fp16(
+    kv_dtype: torch.dtype, head_size: int, rotary_dim: int, device: str
+) -> None:
+    """Elements of K are fp16 on the way, queries of a bf16 model may be larger; gptj pairs too."""
     case = Case(
-        dtype=torch.bfloat16, kv_dtype=kv_dtype, rotary_dim=rotary_dim, k_scale=0.5, v_scale=2.0
+        head_size=head_size,
+        rotary_dim=rotary_dim,
+        is_neox=False,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        query_scale=1e6,
+        scale=1e-6 * head_size**-0.5,
     )
     check(case, device)
 

@@ -118,6 +118,7 @@ class SpansCudaMetadataBuilder(AttentionMetadataBuilder[SpansCudaMetadata]):
             max_seq_len=model.max_model_len,
             device=device,
             kv_dtype=kernel_dtype(vllm_config.cache_config.cache_dtype) or model.dtype,
+            query_dtype=model.dtype,
         )
         self._columns = torch.arange(self._scratch.pages + 1, dtype=torch.int32, device=device)
 

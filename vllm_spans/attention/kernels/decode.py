@@ -1,15 +1,17 @@
 """Decode attention over paged, un-rotated K: the rotation of K is fused into a split-KV kernel.
 
-Decode is bound by reading KV once, so a rotated copy would double its cost. Four things keep the rotation hidden:
+Decode is bound by reading KV once, so a rotated copy would double its cost. Five things keep the rotation hidden:
 
 * Several KV heads share a program and with it cos and sin, which read per head would be as many bytes as K.
 * Each warp has a *stream* of its own, one KV head's share of a tile (``tiles.py``). K goes from shared memory to the
   tensor cores' registers in the one layout in which it is rotated. Nothing crosses warps in the loop but the scores of
-  heads wider than 128 elements, of which a warp holds a slice.
+  wide heads, of which a warp holds a slice.
+* Tokens and elements are the rows of the multiplications and queries their columns, of which the tensor cores want 8
+  and not 16: scores, weights and output take half the registers.
 * Work is cut on the device. Each program derives from ``seq_lens`` which stretch of the batch's tiles is its own: all
   stretches are equally long, however ragged the batch, and there are as many as run at one time. The grid depends on
   host bounds only, so CUDA graphs may capture it.
-* The scales of fp8 K and V are applied to scores and output, not to elements.
+* The scales of fp8 K and V are applied to scores and output, not to elements, which become fp16 without a detour.
 
 A second kernel merges the pieces of a row.
 """
@@ -22,6 +24,7 @@ import torch
 import triton
 
 from .decode_kernels import decode_pieces_kernel, merge_pieces_kernel
+from .launch import DecodeConfig, Launch, choose_launch
 from .rotation import FP8_DTYPES, HeadSplit, check_paged
 
 LOG2E = 1.4426950408889634
@@ -29,48 +32,12 @@ LOG2E = 1.4426950408889634
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
-@dataclass(frozen=True)
-class DecodeConfig:
-    """Launch shape of the decode kernel.
-
-    Attributes:
-        tokens: Tokens of a stream in one tile, a power of two from 16.
-        heads: Most KV heads of a program, a power of two; fewer where the rank's KV heads are no multiple of it.
-        warps: Warps per program. Warps beyond the slices of the heads take further tokens of the same heads.
-        stages: Depth of Triton's pipeline; 2 copies the next tile while nothing is computed, 3 during the computation.
-        programs: Programs per multiprocessor; best as many as fit at one time.
-        registers: Most registers of a thread, 0 for no limit.
-    """
-
-    tokens: int
-    heads: int
-    warps: int
-    stages: int
-    programs: int
-    registers: int = 0
-
-    def heads_of(self, kv_heads: int) -> int:
-        """KV heads of a program: the largest power of two up to ``heads`` that divides ``kv_heads``."""
-        return min(self.heads, kv_heads & -kv_heads)
-
-
-# By padded head size and bytes per KV element; found by the sweep of benchmarks/decode_sweep.py. There is no
-# triton.autotune: it would run inside graph capture and at start-up.
-_CONFIGS = {
-    (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
-    (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
-    (128, 1): DecodeConfig(tokens=32, heads=2, warps=2, stages=2, programs=4),
-}
-_FALLBACK = DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4)
-
-_SLICE = 128
-"""Most elements of a head that a warp holds: queries, K and output of more than that do not fit its registers."""
-
 _MIN_SHARE = 64
 """Tokens below which a stretch is not worth a program of its own."""
 
 _CPU_MULTIPROCESSORS = 4
-"""Stands in for a GPU's count under Triton's interpreter."""
+_CPU_SHARED = 227 * 1024
+"""Stand in for a GPU's numbers under Triton's interpreter."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +54,9 @@ class DecodeWorkspace:
         kv_heads: KV heads.
         group: Query heads per KV head.
         head_size: Elements per head.
-        heads: KV heads per program.
-        slices: Slices that a head's elements lie in.
-        parts: Runs of tokens in a tile, each a stream per slice of a head.
         target: Stretches that a large batch is cut into.
         multiprocessors: Multiprocessors of the device.
-        config: Launch shape.
+        launch: How the kernel is launched.
     """
 
     accumulators: torch.Tensor
@@ -104,12 +68,9 @@ class DecodeWorkspace:
     kv_heads: int
     group: int
     head_size: int
-    heads: int
-    slices: int
-    parts: int
     target: int
     multiprocessors: int
-    config: DecodeConfig
+    launch: Launch
 
     @classmethod
     def create(
@@ -122,6 +83,7 @@ class DecodeWorkspace:
         device: torch.device | str,
         *,
         kv_dtype: torch.dtype = torch.bfloat16,
+        query_dtype: torch.dtype | None = None,
         config: DecodeConfig | None = None,
     ) -> DecodeWorkspace:
         """Allocate the buffers.
@@ -134,26 +96,31 @@ class DecodeWorkspace:
             max_seq_len: Longest row.
             device: Where the kernels run.
             kv_dtype: Dtype of the KV cache, which the launch shape depends on.
-            config: Launch shape, for the sweep.
+            query_dtype: Dtype of the queries; by default ``kv_dtype``, bf16 if that is fp8.
+            config: Launch shape instead of the table's, for the sweep.
 
         Returns:
             The workspace.
 
         Raises:
-            ValueError: A size is not positive.
+            ValueError: A size is not positive, or no launch fits the device's shared memory.
         """
         if min(max_rows, kv_heads, group, head_size, max_seq_len) < 1:
             raise ValueError("a decode workspace needs positive sizes")
         device = torch.device(device)
+        count, shared = _CPU_MULTIPROCESSORS, _CPU_SHARED
         if device.type == "cuda":
-            count = torch.cuda.get_device_properties(device).multi_processor_count
-        else:
-            count = _CPU_MULTIPROCESSORS
+            properties = torch.cuda.get_device_properties(device)
+            count, shared = (
+                properties.multi_processor_count,
+                properties.shared_memory_per_block_optin,
+            )
         padded = max(16, triton.next_power_of_2(head_size))
-        if config is None:
-            config = _CONFIGS.get((max(64, padded), kv_dtype.itemsize), _FALLBACK)
-        heads, slices = config.heads_of(kv_heads), triton.cdiv(padded, _SLICE)
-        target = max(1, count * config.programs * heads // kv_heads)
+        operand_size = None if query_dtype is None else query_dtype.itemsize
+        launch = choose_launch(
+            kv_heads, group, padded, kv_dtype.itemsize, shared, operand_size, config
+        )
+        target = max(1, count * launch.config.programs * launch.heads // kv_heads)
         # A piece is a part of one row in one stretch: each after the first begins a stretch or a row.
         pieces = min(target, max_rows * triton.cdiv(max_seq_len, _MIN_SHARE)) + max_rows
         floats = {"dtype": torch.float32, "device": device}
@@ -167,17 +134,52 @@ class DecodeWorkspace:
             kv_heads=kv_heads,
             group=group,
             head_size=head_size,
-            heads=heads,
-            slices=slices,
-            parts=max(1, config.warps // (heads * slices)),
             target=target,
             multiprocessors=count,
-            config=config,
+            launch=launch,
         )
 
     def stretches_of(self, rows: int) -> int:
         """Stretches that ``rows`` rows are cut into, whatever their lengths: the grid of a launch."""
         return min(self.target, rows * triton.cdiv(self.max_seq_len, _MIN_SHARE))
+
+
+def pieces_constants(
+    workspace: DecodeWorkspace,
+    split: HeadSplit,
+    block_size: int,
+    is_neox: bool,
+    kv_dtype: torch.dtype,
+    window_left: int,
+    has_softcap: bool,
+) -> dict[str, object]:
+    """What ``decode_pieces_kernel`` is compiled for, the arguments of ``decode_attention`` given."""
+    launch = workspace.launch
+    return {
+        "BLOCK_SIZE": block_size,
+        "MAX_ROWS": triton.next_power_of_2(workspace.max_rows),
+        "HEADS": launch.heads,
+        "PARTS": launch.parts,
+        "SLICES": launch.slices,
+        "GROUP": workspace.group,
+        "HEAD_SIZE": workspace.head_size,
+        "HEAD_PADDED": launch.head_padded,
+        "PAIRS": split.pairs,
+        "PAIRS_PADDED": split.pairs_padded,
+        "REST": split.rest,
+        "REST_PADDED": split.rest_padded,
+        "IS_NEOX": is_neox,
+        "IS_FP8": kv_dtype in FP8_DTYPES,
+        "IS_E4M3": kv_dtype == torch.float8_e4m3fn,
+        "WINDOW_LEFT": window_left,
+        "HAS_SOFTCAP": has_softcap,
+        "MIN_SHARE": triton.cdiv(_MIN_SHARE, launch.config.tokens * launch.parts),
+        "TOKENS": launch.config.tokens,
+        "Q_ROWS": launch.q_rows,
+        "WIDE": _INTERPRETED,
+        "PRECISION": "ieee",
+        "STAGES": launch.config.stages,
+    }
 
 
 def decode_attention(
@@ -239,8 +241,7 @@ def decode_attention(
         raise ValueError(f"{rows} rows do not fit a workspace of {workspace.max_rows}")
     if output.shape != query.shape or output.stride(2) != 1 or query.stride(2) != 1:
         raise ValueError("query and output need one shape and contiguous heads")
-    is_fp8 = key_cache.dtype in FP8_DTYPES
-    if not is_fp8 and key_cache.dtype != query.dtype:
+    if key_cache.dtype not in FP8_DTYPES and key_cache.dtype != query.dtype:
         raise ValueError(f"a query of {query.dtype} does not fit KV of {key_cache.dtype}")
     if cos_sin_cache is not None and cos_sin_cache.stride(1) != 1:
         raise ValueError("the rows of cos_sin_cache have to be contiguous")
@@ -248,14 +249,13 @@ def decode_attention(
         raise ValueError("seq_lens and the rows of block_table have to be contiguous")
     if rows == 0:
         return
-    config, slices = workspace.config, workspace.slices
-    split = HeadSplit.of(head_size, cos_sin_cache, smallest=16, slices=slices)
-    heads, parts, group = workspace.heads, workspace.parts, workspace.group
-    head_padded = workspace.accumulators.shape[2]
+    launch = workspace.launch
+    split = HeadSplit.of(head_size, cos_sin_cache, smallest=16, slices=launch.slices)
+    config, head_padded = launch.config, launch.head_padded
     score_scale = scale * k_scale * LOG2E
     if softcap > 0.0:
         score_scale *= 2.0 / softcap
-    decode_pieces_kernel[(kv_heads // heads, workspace.stretches_of(rows))](
+    decode_pieces_kernel[(kv_heads // launch.heads, workspace.stretches_of(rows))](
         query,
         key_cache,
         value_cache,
@@ -275,28 +275,15 @@ def decode_attention(
         *value_cache.stride()[:3],
         block_table.stride(0),
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
-        BLOCK_SIZE=block_size,
-        MAX_ROWS=triton.next_power_of_2(workspace.max_rows),
-        HEADS=heads,
-        PARTS=parts,
-        SLICES=slices,
-        GROUP=group,
-        HEAD_SIZE=head_size,
-        HEAD_PADDED=head_padded,
-        PAIRS=split.pairs,
-        PAIRS_PADDED=split.pairs_padded,
-        REST=split.rest,
-        REST_PADDED=split.rest_padded,
-        IS_NEOX=is_neox,
-        IS_FP8=is_fp8,
-        WINDOW_LEFT=max(window_left, -1),
-        HAS_SOFTCAP=softcap > 0.0,
-        MIN_SHARE=triton.cdiv(_MIN_SHARE, config.tokens * parts),
-        TOKENS=config.tokens,
-        Q_ROWS=max(16, triton.next_power_of_2(group)),
-        WIDE=_INTERPRETED,
-        PRECISION="ieee",
-        STAGES=config.stages,
+        **pieces_constants(
+            workspace,
+            split,
+            block_size,
+            is_neox,
+            key_cache.dtype,
+            max(window_left, -1),
+            softcap > 0.0,
+        ),
         num_warps=config.warps,
         maxnreg=config.registers or None,
     )

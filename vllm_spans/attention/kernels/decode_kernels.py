@@ -62,6 +62,7 @@ def decode_pieces_kernel(
     REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
     IS_FP8: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     WINDOW_LEFT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     MIN_SHARE: tl.constexpr,
@@ -105,6 +106,10 @@ def decode_pieces_kernel(
     part_of_place = (stream_of_head % SLICES)[:, None, None]
     q_row = tl.arange(0, Q_ROWS)[None, :]
     q_type: tl.constexpr = query.dtype.element_ty
+    # fp8 becomes fp16 in one instruction for two elements. Rotated e5m2 may leave the range of fp16.
+    is_half: tl.constexpr = IS_FP8 and q_type.primitive_bitwidth == 16
+    key_type: tl.constexpr = tl.float16 if is_half and IS_E4M3 else q_type
+    value_type: tl.constexpr = tl.float16 if is_half else q_type
     out_slice = tl.arange(0, HEADS * SLICES)[:, None]
     out_head = (head_part * HEADS + out_slice // SLICES) * GROUP + q_row
     out_element = (out_slice % SLICES * WIDTH)[:, :, None] + tl.arange(0, WIDTH)[None, None, :]
@@ -124,7 +129,7 @@ def decode_pieces_kernel(
                 tl.store(pieces_of_row + row * 2 + 1, (row_end - 1) // share - program + 1)
 
             q_rows = query + tl.cast(row, tl.int64) * stride_qr + (head * GROUP + q_row) * stride_qh
-            q_first, q_second, q_rest = query_parts(
+            q_first, q_second, q_rest, q_largest = query_parts(
                 q_rows[:, :, None],
                 (q_row < GROUP)[:, :, None],
                 PAIRS,
@@ -135,9 +140,10 @@ def decode_pieces_kernel(
                 WIDE,
                 part,
                 SLICES,
+                key_type,
             )
             table_row = table + tl.cast(row, tl.int64) * stride_table
-            accumulator = tl.zeros([STREAMS, Q_ROWS, WIDTH], tl.float32)
+            accumulator = tl.zeros([STREAMS, WIDTH, Q_ROWS], tl.float32)
             maximum = tl.full([STREAMS, Q_ROWS], -1.0e30, tl.float32)
             weight = tl.zeros([STREAMS, Q_ROWS], tl.float32)
             # Blocks are looked up a tile ahead.
@@ -145,7 +151,6 @@ def decode_pieces_kernel(
             for start in tl.range(low, high, TILE, num_stages=STAGES):
                 position = start + run + token
                 there = position < high
-                place = start + place_in_tile
                 rows_k = tile_rows(
                     key_of_head, block, start, run, stride_kb, stride_kt, TOKENS, BLOCK_SIZE
                 )
@@ -158,11 +163,9 @@ def decode_pieces_kernel(
                     q_second,
                     q_rest,
                     rows_k,
-                    there[:, :, None],
                     cos_sin,
                     stride_cos,
-                    tl.minimum(place, last_position),
-                    place < high,
+                    tl.minimum(start + place_in_tile, last_position),
                     part,
                     part_of_place,
                     HEADS,
@@ -172,28 +175,27 @@ def decode_pieces_kernel(
                     REST,
                     REST_PADDED,
                     IS_NEOX,
-                    IS_FP8,
-                    q_type,
+                    key_type,
                     WIDE,
                     PRECISION,
                 )
-                scores *= score_scale
+                scores *= score_scale * q_largest
                 if HAS_SOFTCAP:
                     # tanh by exp2, which is right for large arguments too: score_scale has 2 * log2(e) / softcap in it.
                     scores = softcap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
                 visible = there
                 if WINDOW_LEFT >= 0:
                     visible = there & (position >= length - 1 - WINDOW_LEFT)
-                visible = visible[:, None, :]
+                visible = visible[:, :, None]
                 scores = tl.where(visible, scores, -1.0e30)
-                new_maximum = tl.maximum(maximum, tl.max(scores, 2))
+                new_maximum = tl.maximum(maximum, tl.max(scores, 1))
                 shrink = tl.exp2(maximum - new_maximum)
                 # What a stream gathers before it sees a token has the maximum of masked scores, and shrinks to 0 later.
-                weights = tl.exp2(scores - new_maximum[:, :, None])
-                weight = weight * shrink + tl.sum(weights, 2)
+                weights = tl.exp2(scores - new_maximum[:, None, :])
+                weight = weight * shrink + tl.sum(weights, 1)
                 maximum = new_maximum
                 accumulator = add_values(
-                    accumulator * shrink[:, :, None],
+                    accumulator * shrink[:, None, :],
                     weights,
                     rows_v,
                     there[:, :, None],
@@ -201,8 +203,7 @@ def decode_pieces_kernel(
                     HEAD_SIZE,
                     WIDTH,
                     SLICES,
-                    IS_FP8,
-                    q_type,
+                    value_type,
                     WIDE,
                     PRECISION,
                 )
@@ -216,7 +217,7 @@ def decode_pieces_kernel(
             tl.store(sums + slot, weight, mask=out_mask)
             tl.store(
                 accumulators + slot[:, :, None] * HEAD_PADDED + out_element,
-                accumulator,
+                tl.permute(accumulator, (0, 2, 1)),
                 mask=out_mask[:, :, None],
             )
         row_begin = row_end

@@ -86,10 +86,10 @@ def check_paged(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
 
 
 @triton.jit
-def rotate_pairs(first, second, cos, sin):
-    """Rotate pairs in fp32; the operands broadcast."""
-    a = first.to(tl.float32)
-    b = second.to(tl.float32)
+def rotate_pairs(first, second, cos, sin, dtype: tl.constexpr = tl.float32):
+    """Rotate pairs in ``dtype``; the operands broadcast."""
+    a = first.to(dtype)
+    b = second.to(dtype)
     return a * cos - b * sin, b * cos + a * sin
 
 
@@ -134,13 +134,18 @@ def load_pairs(
 
 
 @triton.jit
-def split_pairs(first, second, PAIRS_PADDED: tl.constexpr, IS_NEOX: tl.constexpr):
-    """The halves of what ``load_pairs`` gave, in fp32."""
+def split_pairs(
+    first,
+    second,
+    PAIRS_PADDED: tl.constexpr,
+    IS_NEOX: tl.constexpr,
+    dtype: tl.constexpr = tl.float32,
+):
+    """The halves of what ``load_pairs`` gave, in ``dtype``."""
+    first = first.to(dtype)
     if IS_NEOX:
-        first = first.to(tl.float32)
-        second = second.to(tl.float32)
+        second = second.to(dtype)
     else:
-        first = first.to(tl.float32)
         if len(first.shape) == 2:
             pairs = tl.reshape(first, (first.shape[0], PAIRS_PADDED, 2))
         else:

@@ -75,8 +75,7 @@ def tile_rows(
 
 @triton.jit
 def for_heads(x, HEADS: tl.constexpr):
-    """Repeat for the heads of a tile what they share: ``[PARTS * SLICES, ...]`` becomes ``[streams, ...]`` in fp32."""
-    x = x.to(tl.float32)
+    """Repeat for the heads of a tile what they share: ``[PARTS * SLICES, ...]`` becomes ``[streams, ...]``."""
     if HEADS == 1:
         return x
     parts: tl.constexpr = x.shape[0]
@@ -100,26 +99,54 @@ def query_parts(
     WIDE: tl.constexpr,
     part,
     SLICES: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
 ):
-    """The queries in the parts that ``key_scores`` multiplies: first and second of the pairs, and the rest.
+    """The queries as ``key_scores`` multiplies them: first and second of the pairs, and the rest, each transposed.
 
     ``rows`` are pointers ``[streams, queries, 1]``, ``valid`` a mask and ``part`` the streams' slices, of that rank.
-    0 stands for what the head does not have.
+    0 stands for what the head does not have. Where ``DOT_TYPE`` has a smaller range than the queries' dtype they are
+    divided by their largest element, which comes last, ``[streams, 1, queries]``, or is 1.
     """
-    dtype: tl.constexpr = rows.dtype.element_ty
-    first, second, rest = 0, 0, 0
+    first, second, rest, largest = 0.0, 0.0, 0.0, 1.0
     if PAIRS > 0:
         pair = part * PAIRS_PADDED + tl.arange(0, PAIRS_PADDED)[None, :]
         mask = valid & (pair < PAIRS)
         step: tl.constexpr = 1 if IS_NEOX else 2
         other_half: tl.constexpr = PAIRS if IS_NEOX else 1
-        first = operand(tl.load(rows + pair * step, mask=mask, other=0.0), dtype, WIDE)
+        first = tl.load(rows + pair * step, mask=mask, other=0.0)
         second = tl.load(rows + other_half + pair * step, mask=mask, other=0.0)
-        second = operand(second, dtype, WIDE)
     if REST > 0:
         rest = load_elements(rows + 2 * PAIRS, valid, REST, REST_PADDED, part, SLICES)
-        rest = operand(rest, dtype, WIDE)
-    return first, second, rest
+    NARROW: tl.constexpr = DOT_TYPE.is_fp16() and not rows.dtype.element_ty.is_fp16()
+    if NARROW:
+        largest = 1e-30
+        if PAIRS > 0:
+            largest = tl.maximum(row_maximum(first, SLICES), largest)
+            largest = tl.maximum(row_maximum(second, SLICES), largest)
+        if REST > 0:
+            largest = tl.maximum(row_maximum(rest, SLICES), largest)
+        first, second, rest = first / largest, second / largest, rest / largest
+    if PAIRS > 0:
+        first = tl.permute(operand(first, DOT_TYPE, WIDE), (0, 2, 1))
+        second = tl.permute(operand(second, DOT_TYPE, WIDE), (0, 2, 1))
+    if REST > 0:
+        rest = tl.permute(operand(rest, DOT_TYPE, WIDE), (0, 2, 1))
+    if NARROW:
+        largest = tl.permute(largest, (0, 2, 1))
+    return first, second, rest, largest
+
+
+@triton.jit
+def row_maximum(x, SLICES: tl.constexpr):
+    """Largest magnitude of each row over all slices, ``[streams, queries, 1]`` in fp32."""
+    streams: tl.constexpr = x.shape[0]
+    queries: tl.constexpr = x.shape[1]
+    largest = tl.max(tl.abs(x.to(tl.float32)), 2)
+    if SLICES > 1:
+        apart: tl.constexpr = (streams // SLICES, SLICES, queries)
+        largest = tl.max(tl.reshape(largest, apart), 1)
+        largest = tl.reshape(tl.broadcast_to(largest[:, None, :], apart), (streams, queries))
+    return largest[:, :, None]
 
 
 @triton.jit
@@ -128,11 +155,9 @@ def key_scores(
     q_second,
     q_rest,
     rows,
-    there,
     cos_sin,
     stride_cos,
     place,
-    place_there,
     part,
     part_of_place,
     HEADS: tl.constexpr,
@@ -142,49 +167,60 @@ def key_scores(
     REST: tl.constexpr,
     REST_PADDED: tl.constexpr,
     IS_NEOX: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    Q_TYPE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Products of queries and rotated K, ``[streams, queries, TOKENS]`` in fp32.
+    """Products of queries and rotated K, ``[streams, TOKENS, queries]`` in fp32.
 
     ``rows`` points at K of the tile's tokens, ``place`` are the positions of the streams of one head,
-    ``[PARTS * SLICES, TOKENS]``: cos and sin are read once for all heads. ``there`` and ``place_there`` are the masks
-    of both, ``part`` and ``part_of_place`` their slices, ``[streams, 1, 1]`` and ``[PARTS * SLICES, 1, 1]``.
+    ``[PARTS * SLICES, TOKENS]``: cos and sin are read once for all heads. ``part`` and ``part_of_place`` are the slices
+    of both, ``[streams, 1, 1]`` and ``[PARTS * SLICES, 1, 1]``. Tokens past the row's end are read like others, which
+    is cheaper: their memory exists, and the caller masks their scores.
+
+    fp8 K that is multiplied in fp16 is rotated in fp16 too: it rounds less than K that is bf16 after rotation.
     """
     scores = None
+    always = tl.full([1, 1, 1], True, tl.int1)
+    is_half: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth == 8 and DOT_TYPE.is_fp16()
+    rotation: tl.constexpr = tl.float16 if is_half else tl.float32
     if PAIRS > 0:
-        first, second = load_pairs(rows, there, PAIRS, PAIRS_PADDED, IS_NEOX, part, SLICES)
+        first, second = load_pairs(rows, always, PAIRS, PAIRS_PADDED, IS_NEOX, part, SLICES)
         cos, sin = load_cos_sin(
-            cos_sin, stride_cos, place, place_there, PAIRS, PAIRS_PADDED, part_of_place, SLICES
+            cos_sin,
+            stride_cos,
+            place,
+            tl.full([1, 1], True, tl.int1),
+            PAIRS,
+            PAIRS_PADDED,
+            part_of_place,
+            SLICES,
         )
-        first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX)
-        first, second = rotate_pairs(first, second, for_heads(cos, HEADS), for_heads(sin, HEADS))
-        first = tl.permute(operand(first, Q_TYPE, WIDE), (0, 2, 1))
-        second = tl.permute(operand(second, Q_TYPE, WIDE), (0, 2, 1))
-        scores = tl.dot(q_first, first, input_precision=PRECISION)
-        scores = tl.dot(q_second, second, scores, input_precision=PRECISION)
+        first, second = split_pairs(first, second, PAIRS_PADDED, IS_NEOX, rotation)
+        cos = for_heads(cos.to(rotation), HEADS)
+        sin = for_heads(sin.to(rotation), HEADS)
+        first, second = rotate_pairs(first, second, cos, sin, rotation)
+        scores = tl.dot(operand(first, DOT_TYPE, WIDE), q_first, input_precision=PRECISION)
+        second = operand(second, DOT_TYPE, WIDE)
+        scores = tl.dot(second, q_second, scores, input_precision=PRECISION)
     if REST > 0:
-        rest = load_elements(rows + 2 * PAIRS, there, REST, REST_PADDED, part, SLICES)
-        if IS_FP8:
-            rest = rest.to(tl.float32)
-        rest = tl.permute(operand(rest, Q_TYPE, WIDE), (0, 2, 1))
-        scores = tl.dot(q_rest, rest, scores, input_precision=PRECISION)
+        rest = load_elements(rows + 2 * PAIRS, always, REST, REST_PADDED, part, SLICES)
+        rest = operand(rest.to(rotation), DOT_TYPE, WIDE)
+        scores = tl.dot(rest, q_rest, scores, input_precision=PRECISION)
     return add_slices(scores, SLICES)
 
 
 @triton.jit
 def add_slices(scores, SLICES: tl.constexpr):
-    """Give all slices of a run the sum of their scores, ``[streams, queries, TOKENS]``."""
+    """Give all slices of a run the sum of their scores, ``[streams, TOKENS, queries]``."""
     if SLICES == 1:
         return scores
     streams: tl.constexpr = scores.shape[0]
-    queries: tl.constexpr = scores.shape[1]
-    tokens: tl.constexpr = scores.shape[2]
-    apart: tl.constexpr = (streams // SLICES, SLICES, queries, tokens)
+    tokens: tl.constexpr = scores.shape[1]
+    queries: tl.constexpr = scores.shape[2]
+    apart: tl.constexpr = (streams // SLICES, SLICES, tokens, queries)
     total = tl.sum(tl.reshape(scores, apart), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None, :, :], apart), (streams, queries, tokens))
+    return tl.reshape(tl.broadcast_to(total[:, None, :, :], apart), (streams, tokens, queries))
 
 
 @triton.jit
@@ -197,18 +233,22 @@ def add_values(
     HEAD_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     SLICES: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    Q_TYPE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add a tile's weighted V: ``weights`` are ``[streams, queries, TOKENS]``, ``rows`` points at V of its tokens."""
-    v = load_elements(rows, there, HEAD_SIZE, WIDTH, part, SLICES)
-    if IS_FP8:
-        v = v.to(tl.float32)
+    """Add a tile's weighted V to ``accumulator``, ``[streams, WIDTH, queries]``.
+
+    ``weights`` are ``[streams, TOKENS, queries]``, ``rows`` points at V of the tile's tokens. V past the row's end is
+    masked: no weight makes 0 of NaN.
+    """
+    element = part * WIDTH + tl.arange(0, WIDTH)[None, :, None]
+    there = tl.permute(there, (0, 2, 1))
+    mask = there if HEAD_SIZE == WIDTH * SLICES else there & (element < HEAD_SIZE)
+    v = tl.load(tl.permute(rows, (0, 2, 1)) + element, mask=mask, other=0.0)
     return tl.dot(
-        operand(weights, Q_TYPE, WIDE),
-        operand(v, Q_TYPE, WIDE),
+        operand(v, DOT_TYPE, WIDE),
+        operand(weights, DOT_TYPE, WIDE),
         accumulator,
         input_precision=PRECISION,
     )
@@ -226,17 +266,17 @@ def join_runs(
     """Make one stream of the runs of each slice: the first dimension becomes ``HEADS * SLICES``."""
     if PARTS == 1:
         return accumulator, maximum, weight
-    queries: tl.constexpr = accumulator.shape[1]
-    width: tl.constexpr = accumulator.shape[2]
+    width: tl.constexpr = accumulator.shape[1]
+    queries: tl.constexpr = accumulator.shape[2]
     slices: tl.constexpr = HEADS * SLICES
     maxima = tl.reshape(maximum, (HEADS, PARTS, SLICES, queries))
     highest = tl.max(maxima, 1)
     shrink = tl.exp2(maxima - highest[:, None, :, :])
     weight = tl.sum(tl.reshape(weight, (HEADS, PARTS, SLICES, queries)) * shrink, 1)
-    accumulator = tl.reshape(accumulator, (HEADS, PARTS, SLICES, queries, width))
-    accumulator = tl.sum(accumulator * shrink[:, :, :, :, None], 1)
+    accumulator = tl.reshape(accumulator, (HEADS, PARTS, SLICES, width, queries))
+    accumulator = tl.sum(accumulator * shrink[:, :, :, None, :], 1)
     return (
-        tl.reshape(accumulator, (slices, queries, width)),
+        tl.reshape(accumulator, (slices, width, queries)),
         tl.reshape(highest, (slices, queries)),
         tl.reshape(weight, (slices, queries)),
     )
