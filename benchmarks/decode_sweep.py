@@ -30,6 +30,7 @@ import triton  # noqa: E402
 
 from benchmarks.gpu_kernels import LLAMA, DecodeCase, Shape, timed  # noqa: E402
 from tests.kernels import reference  # noqa: E402
+from vllm_spans.attention.kernels.decode import row_classes  # noqa: E402
 from vllm_spans.attention.kernels.launch import DecodeConfig  # noqa: E402
 
 CASES = (
@@ -103,6 +104,15 @@ class Target:
     kernels: tuple[tuple[Any, ...], ...]
     fp8: bool = False
 
+    @property
+    def row_classes(self) -> set[int]:
+        """Batch sizes, one of each class that a kernel is compiled for."""
+        classes = row_classes(max(max(batch for batch, _ in self.cases), len(RAGGED)))
+        return {
+            next(most for most in classes if most >= rows)
+            for rows in (len(RAGGED), *(batch for batch, _ in self.cases))
+        }
+
     def configs(self, every: bool = True) -> list[DecodeConfig]:
         """The configurations; or one for each kernel that they compile to."""
         return [
@@ -134,10 +144,15 @@ TARGETS = {target.name: target for target in (LLAMA_TARGET, *OTHERS)}
 
 def compile_share(targets: list[Target], worker: int, workers: int) -> None:
     """Compile every ``workers``-th kernel by running it once."""
-    work = [(target, config) for target in targets for config in target.configs(every=False)]
-    for target, config in work[worker::workers]:
+    work = [
+        (target, config, rows)
+        for target in targets
+        for config in target.configs(every=False)
+        for rows in target.row_classes
+    ]
+    for target, config, rows in work[worker::workers]:
         try:
-            case = target.case(2, 1024)
+            case = target.case(rows, 64)
             case.spans(case.workspace(config))
             torch.cuda.synchronize()
         except Exception as error:

@@ -40,7 +40,9 @@ def shared_bytes(
     workspace = replace(workspace, launch=launch)
     table = torch.empty(1, rotary_dim) if rotary_dim else None
     split = HeadSplit.of(head_size, table, smallest=16, slices=launch.slices)
-    constants = pieces_constants(workspace, split, 16, True, DTYPES[dtype], -1, False)
+    constants = pieces_constants(
+        workspace, workspace.max_rows, split, 16, True, DTYPES[dtype], -1, False
+    )
     query = "fp32" if dtype == "fp32" else "bf16"
     types = {**TYPES, "query": f"*{query}", "key": f"*{dtype}", "value": f"*{dtype}"}
     types["cos_sin"] = "*fp32"

@@ -16,6 +16,7 @@ from vllm_spans.attention.kv_dtype import kernel_dtype
 if TYPE_CHECKING:
     from vllm_spans.attention.cuda_metadata import SpansCudaMetadata
     from vllm_spans.attention.cuda_scratch import Scratch
+    from vllm_spans.attention.kernels.decode import DecodeWorkspace
     from vllm_spans.attention.rotary import LayerRotary
 
 
@@ -146,47 +147,29 @@ class SpansCudaAttentionImpl(AttentionImpl[Any]):
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("spans do not fuse the quantisation of attention's output")
-        key_cache, value_cache = self._caches(kv_cache)
-        rotary = self.layer_rotary
-        cos_sin = rotary.cos_sin_cache if rotary is not None else None
-        is_neox = rotary is None or rotary.is_neox
-        k_scale, v_scale = 1.0, 1.0
-        if self._kernel_dtype is not None:
-            k_scale, v_scale = layer._k_scale_float, layer._v_scale_float
         decodes = attn_metadata.num_decodes
         if decodes:
-            decode_attention(
+            self.decode(
+                layer,
                 query[:decodes],
-                key_cache,
-                value_cache,
+                kv_cache,
                 attn_metadata.block_table[:decodes],
                 attn_metadata.seq_lens[:decodes],
-                cos_sin,
-                is_neox,
-                self.scale,
                 output[:decodes],
                 attn_metadata.workspace,
-                window_left=self._window_left,
-                softcap=self._softcap,
-                sinks=self.sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
             )
         for prefill in attn_metadata.passes:
             scratch = self.scratch
             assert scratch is not None, "the worker allocates it before the first step"
             gather_rotate(
-                key_cache,
-                value_cache,
+                *self._caches(kv_cache),
                 prefill.block_table,
                 *prefill.groups,
                 prefill.max_blocks,
                 scratch.key,
                 scratch.value,
-                cos_sin,
-                is_neox,
-                k_scale,
-                v_scale,
+                *self._rotation(),
+                *self._kv_scales(layer),
             )
             tokens = prefill.tokens
             self.stock.forward(
@@ -199,6 +182,61 @@ class SpansCudaAttentionImpl(AttentionImpl[Any]):
                 output[tokens],
             )
         return output
+
+    def decode(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        output: torch.Tensor,
+        workspace: DecodeWorkspace,
+    ) -> None:
+        """Attention of rows of one token.
+
+        Args:
+            layer: Holds the scales of a quantised cache.
+            query: ``[rows, heads, head_size]``, rotated.
+            kv_cache: As in ``forward``.
+            block_table: ``[rows, columns]``, int32.
+            seq_lens: ``[rows]``, int32; 0 for a row without tokens.
+            output: Like ``query``.
+            workspace: Shared by all layers.
+        """
+        k_scale, v_scale = self._kv_scales(layer)
+        decode_attention(
+            query,
+            *self._caches(kv_cache),
+            block_table,
+            seq_lens,
+            *self._rotation(),
+            self.scale,
+            output,
+            workspace,
+            window_left=self._window_left,
+            softcap=self._softcap,
+            sinks=self.sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+
+    @property
+    def decode_kind(self) -> tuple[Any, ...]:
+        """Layers of equal kinds run the same compiled decode kernel."""
+        table, is_neox = self._rotation()
+        rotary_dim = None if table is None else table.shape[1]
+        return self._window_left, self._softcap > 0, self.sinks is not None, rotary_dim, is_neox
+
+    def _rotation(self) -> tuple[torch.Tensor | None, bool]:
+        """``cos_sin_cache`` and whether pairs are halves."""
+        rotary = self.layer_rotary
+        return (None, True) if rotary is None else (rotary.cos_sin_cache, rotary.is_neox)
+
+    def _kv_scales(self, layer: Any) -> tuple[float, float]:
+        if self._kernel_dtype is None:
+            return 1.0, 1.0
+        return layer._k_scale_float, layer._v_scale_float
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the layer, ``[blocks, block_size, kv_heads, head_size]`` each."""

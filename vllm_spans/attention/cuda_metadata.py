@@ -86,7 +86,13 @@ class SpansCudaMetadata:
 
 
 class SpansCudaMetadataBuilder(AttentionMetadataBuilder[SpansCudaMetadata]):
-    """Splits a step into decode and prefill rows and places the latter in the scratch cache."""
+    """Splits a step into decode and prefill rows and places the latter in the scratch cache.
+
+    Subclasses name the stock builder.
+
+    Attributes:
+        workspace: Of the decode kernel, for all layers.
+    """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = (
         AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -107,7 +113,7 @@ class SpansCudaMetadataBuilder(AttentionMetadataBuilder[SpansCudaMetadata]):
         self._block_size = kv_cache_spec.block_size
         self._scratch = ScratchShape.of(vllm_config)
         self._stock = self._make_stock_builder(vllm_config)
-        self._workspace = DecodeWorkspace.create(
+        self.workspace = DecodeWorkspace.create(
             max_rows=max(
                 scheduler.max_num_seqs,
                 vllm_config.compilation_config.max_cudagraph_capture_size or 0,
@@ -157,7 +163,7 @@ class SpansCudaMetadataBuilder(AttentionMetadataBuilder[SpansCudaMetadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             passes=self._passes(common, num_decodes) if num_decodes < common.num_reqs else [],
-            workspace=self._workspace,
+            workspace=self.workspace,
         )
 
     def _passes(self, common: CommonAttentionMetadata, num_decodes: int) -> list[PrefillPass]:

@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_spans.attention.cache_specs import keep_all_blocks
 from vllm_spans.attention.cuda_scratch import Scratch, ScratchShape
 from vllm_spans.attention.rotary import RotaryError, install_query_rotary
+from vllm_spans.attention.warm_up import warm_up_decode
 from vllm_spans.gate import rope_layers
 
 if TYPE_CHECKING:
@@ -54,9 +55,17 @@ class SpansGPUWorker(Worker):
         )
         for attention in attentions:
             attention.impl.scratch = scratch
+        self._attentions = attentions
         logger.info(
             "spans: K of %d attention layers is cached un-rotated; scratch cache of %.2f GiB (%d tokens)",
             len(layers),
             scratch.num_bytes / 2**30,
             scratch.pages.shape[0] * scratch.pages.shape[2],
         )
+
+    def compile_or_warm_up_model(self) -> Any:
+        builder = self.model_runner.attn_groups[0][0].get_metadata_builder()
+        columns = -(-self.model_config.max_model_len // self.cache_config.block_size)
+        count = warm_up_decode(self._attentions, builder.workspace, columns)
+        logger.info("spans: %d decode kernels are compiled", count)
+        return super().compile_or_warm_up_model()

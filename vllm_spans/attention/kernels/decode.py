@@ -18,6 +18,7 @@ A second kernel merges the pieces of a row.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,19 @@ _MIN_SHARE = 64
 _CPU_MULTIPROCESSORS = 4
 _CPU_SHARED = 227 * 1024
 """Stand in for a GPU's numbers under Triton's interpreter."""
+
+
+@functools.cache
+def row_classes(max_rows: int) -> tuple[int, ...]:
+    """Classes of batch sizes, each by its largest: powers of four from 16.
+
+    Every program looks at the lengths of all rows. A kernel for the largest batch would make small ones look at nothing
+    for long, and a kernel for each size would be compiled in the middle of serving.
+    """
+    classes = [16]
+    while classes[-1] < max_rows:
+        classes.append(classes[-1] * 4)
+    return tuple(classes)
 
 
 @dataclass(frozen=True)
@@ -146,6 +160,7 @@ class DecodeWorkspace:
 
 def pieces_constants(
     workspace: DecodeWorkspace,
+    rows: int,
     split: HeadSplit,
     block_size: int,
     is_neox: bool,
@@ -157,7 +172,7 @@ def pieces_constants(
     launch = workspace.launch
     return {
         "BLOCK_SIZE": block_size,
-        "MAX_ROWS": triton.next_power_of_2(workspace.max_rows),
+        "MAX_ROWS": next(most for most in row_classes(workspace.max_rows) if most >= rows),
         "HEADS": launch.heads,
         "PARTS": launch.parts,
         "SLICES": launch.slices,
@@ -277,6 +292,7 @@ def decode_attention(
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
         **pieces_constants(
             workspace,
+            rows,
             split,
             block_size,
             is_neox,
