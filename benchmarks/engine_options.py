@@ -65,8 +65,8 @@ class EngineOptions:
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes to capture: powers of two to 256, then every 256 tokens."""
-    sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, *range(512, most + 1, 256)]
+    """Batch sizes to capture: powers of two to 256, then every 64 tokens."""
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128, *range(256, most + 1, 64)]
     return [size for size in sizes if size <= most]
 
 

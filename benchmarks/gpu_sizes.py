@@ -66,7 +66,7 @@ class Sizes:
 LARGE = Sizes(
     vocabulary=128000,
     ttft=(Documents(32, 1024, 20.0, 1.0), Documents(16, 512, 6.0, round(1 / 1.1, 3))),
-    repeats=7,
+    repeats=5,
     decode=((1, 4096), (16, 4096), (64, 4096)),
     decode_steps=40,
     # Of 1,024 tokens, stock could not hold all requests at once beside a second engine.
@@ -81,7 +81,7 @@ LARGE = Sizes(
     sweep_tokens=32768,
     contexts=(8192, 16384, 32768, 65536, 126976),
     context_length=1024,
-    sweep_repeats=3,
+    sweep_repeats=2,
 )
 TINY = Sizes(
     vocabulary=2000,

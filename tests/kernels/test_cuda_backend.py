@@ -24,8 +24,10 @@ from tests.kernels.paged_reference import PagedReferenceBuilder, PagedReferenceI
 from vllm_spans.attention.cuda_impl import SpansCudaAttentionImpl
 from vllm_spans.attention.cuda_metadata import SpansCudaMetadataBuilder, step_rows
 from vllm_spans.attention.cuda_scratch import Scratch, ScratchShape
+from vllm_spans.attention.kernels.decode import DecodeWorkspace
 from vllm_spans.attention.kv_dtype import kernel_dtype
 from vllm_spans.attention.rotary import LayerRotary
+from vllm_spans.attention.warm_up import warm_up_decode
 from vllm_spans.config import SpansConfigError
 from vllm_spans.core.rows import ROW_PREFIX, contextual_group, isolated_group
 
@@ -295,6 +297,23 @@ def test_random_step(name: str, backend: str, make_config: Any) -> None:
         passes = max(passes, count)
         assert error < (1e-2 if CUDA else 1e-5), (seed, error)
     assert (passes > 1) == (case.scratch_tokens is not None)
+
+
+def test_decode_is_warmed_up_for_all_batch_sizes(make_config: Any) -> None:
+    """A workspace of 20 rows has two classes of batch sizes, and the second one is not full."""
+    impl_cls, _ = classes(backends()[0])
+    dtype = torch.bfloat16 if CUDA else torch.float32
+    device = "cuda" if CUDA else "cpu"
+    workspace = DecodeWorkspace.create(20, 2, 2, 64, LONGEST, device, query_dtype=dtype)
+    layers = []
+    with set_current_vllm_config(make_config(None)):
+        for window in (None, 50, 50):
+            layer = Layer(4, 2, 1.0)
+            layer.head_size, layer.dtype = 64, dtype  # type: ignore[attr-defined]
+            layer.kv_cache = torch.zeros((1, 2, BLOCK, 128), dtype=dtype, device=device)  # type: ignore[attr-defined]
+            layer.impl = impl_cls(4, 64, 0.125, 2, None, window, "auto")  # type: ignore[attr-defined]
+            layers.append(layer)
+    assert warm_up_decode(layers, workspace, LONGEST // BLOCK) == 4
 
 
 def test_scratch_must_hold_the_longest_sequence(make_config: Any) -> None:

@@ -30,7 +30,8 @@ def warm_up_decode(layers: list[Any], workspace: DecodeWorkspace, block_columns:
         kinds.setdefault(layer.impl.decode_kind, layer)
     device = workspace.accumulators.device
     for layer in kinds.values():
-        for rows in row_classes(workspace.max_rows):
+        for most in row_classes(workspace.max_rows):
+            rows = min(most, workspace.max_rows)
             query = torch.zeros(
                 (rows, layer.num_heads, layer.head_size), dtype=layer.dtype, device=device
             )
