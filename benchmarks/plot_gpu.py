@@ -8,9 +8,10 @@ Draws ``<results>.svg`` (times to the first token) and ``<results>_load.svg`` (m
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from matplotlib import pyplot, ticker
 
 GREY, DARK_GREY, LIGHT, DARK = "#8a8f98", "#4a4e57", "#7fb2df", "#1f6fb2"
 TIMES = "\N{MULTIPLICATION SIGN}"
+LLAMA_TARGET = "llama"
 STYLES = {
     "stock cold": ("stock vLLM, cold", GREY, "o", "-"),
     "spans cold": ("spans, first use", LIGHT, "s", "-"),
@@ -153,13 +155,13 @@ def decode_bars(axes: Any, rows: Rows) -> None:
     axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def kernel_map(axes: Any, rows: Rows, heads: str) -> None:
-    """Our decode kernel's time over FlashAttention 3's, batch by context."""
-    ratios: dict[tuple[int, int], float] = {}
-    for row in rows:
-        match = re.fullmatch(rf"decode {re.escape(heads)} (\d+) x (\d+)", row["work"])
-        if match and row["stock"]:
-            ratios[int(match[1]), int(match[2])] = row["spans"] / row["stock"]
+def kernel_map(axes: Any, rows: Rows) -> None:
+    """Our decode kernel's time over FlashAttention 3's, batch by context; ``rows`` of ``benchmarks.decode_sweep``."""
+    ratios = {
+        (row["batch"], row["context"]): row["us"] / row["flash"]
+        for row in reversed(rows)  # of two kernels the newer one comes first
+        if row["target"] == LLAMA_TARGET and row["flash"]
+    }
     batches, contexts = (sorted({key[i] for key in ratios}) for i in (0, 1))
     grid = [
         [ratios.get((batch, context), float("nan")) for context in contexts] for batch in batches
@@ -178,7 +180,7 @@ def kernel_map(axes: Any, rows: Rows, heads: str) -> None:
     axes.set_xticks(range(len(contexts)), [_thousands(context) for context in contexts])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set(
-        title=f"Decode kernel, time / FlashAttention 3\n({heads.replace('x', f' heads {TIMES} ')})",
+        title="Decode kernel, time / FlashAttention 3\n(32 heads, 8 KV heads of 128)",
         xlabel="context, tokens",
         ylabel="batch, requests",
     )
@@ -205,27 +207,35 @@ def draw_times(result: dict[str, Any]) -> Any:
 
 
 def draw_load(result: dict[str, Any], kernels: Rows) -> Any:
-    """Memory, throughput, decode steps and the decode kernel."""
-    figure, axes = pyplot.subplots(2, 3, figsize=(11, 7), layout="constrained")
+    """Memory, throughput, decode steps and the decode kernel: what of it there is."""
     rows = result["rows"]
+    panels: list[Callable[[Any], None]] = []
     for row in rows:
         if row["work"].startswith("KV blocks"):
             size = re.findall(r"\d+", row["work"])
-            pair_bars(
-                axes[0, 0],
-                row,
-                f"KV blocks, {size[0]} requests\nover the same {size[1]} {TIMES} {size[2]} tokens",
-                "blocks in use at once",
+            title = (
+                f"KV blocks, {size[0]} requests\nover the same {size[1]} {TIMES} {size[2]} tokens"
+            )
+            panels.append(
+                functools.partial(pair_bars, row=row, title=title, ylabel="blocks in use at once")
             )
         if row["work"].startswith("requests/s"):
-            pair_bars(axes[0, 1], row, "Shared documents (Zipf),\nclosed loop", "requests / s")
-            usage_bars(axes[0, 2], row)
-    decode_bars(axes[1, 0], rows)
-    for place, heads in zip(axes[1, 1:], ("32/8x128", "16/4x64"), strict=True):
-        if any(row["work"].startswith(f"decode {heads} ") for row in kernels):
-            kernel_map(place, kernels, heads)
-        else:
-            place.set_axis_off()
+            title = "Shared documents (Zipf),\nclosed loop"
+            panels.append(functools.partial(pair_bars, row=row, title=title, ylabel="requests / s"))
+            panels.append(functools.partial(usage_bars, row=row))
+    if any(row["work"].startswith("decode step") for row in rows):
+        panels.append(functools.partial(decode_bars, rows=rows))
+    if kernels:
+        panels.append(functools.partial(kernel_map, rows=kernels))
+    columns = min(3, max(1, len(panels)))
+    lines = max(1, -(-len(panels) // columns))
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=(11, 3.6 * lines), layout="constrained", squeeze=False
+    )
+    for place in axes.flat[len(panels) :]:
+        place.set_axis_off()
+    for place, panel in zip(axes.flat, panels, strict=False):
+        panel(place)
     return figure
 
 
@@ -247,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draw both files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot_gpu", description=__doc__)
     parser.add_argument("result", type=Path, help="result file of benchmarks.gpu_engine")
-    parser.add_argument("--kernels", type=Path, help="result file of benchmarks.gpu_kernels")
+    parser.add_argument("--kernels", type=Path, help="result file of benchmarks.decode_sweep")
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     options = parser.parse_args(arguments)
     # Without this the file would differ from run to run.

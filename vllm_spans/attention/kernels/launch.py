@@ -43,6 +43,10 @@ _CONFIGS = {
     (128, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
     (128, 4): DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=2),
 }
+_ONE_KV_HEAD = {
+    (128, 2): DecodeConfig(tokens=16, heads=1, warps=1, stages=2, programs=8),
+}
+"""For a rank with one KV head, as under tensor parallelism, where another shape was found better."""
 _WIDER = DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=2)
 
 _SLICE_BYTES = 256
@@ -168,7 +172,10 @@ def choose_launch(
     operand_size = operand_size or max(2, itemsize)
     if config is None:
         swept = 4 if operand_size == 4 else itemsize
-        config = _CONFIGS.get((max(64, head_padded), swept), _WIDER)
+        shape = (max(64, head_padded), swept)
+        config = _CONFIGS.get(shape, _WIDER)
+        if kv_heads == 1:
+            config = _ONE_KV_HEAD.get(shape, config)
     launch: Launch | None = Launch.of(config, kv_heads, group, head_padded, itemsize, operand_size)
     while launch is not None and launch.shared_bytes > shared_limit:
         launch = launch.smaller(kv_heads, group)
