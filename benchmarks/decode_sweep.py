@@ -28,7 +28,7 @@ if str(ROOT) not in sys.path:
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from benchmarks.gpu_kernels import LLAMA, DecodeCase, Shape, timed  # noqa: E402
+from benchmarks.kernel_cases import LLAMA, DecodeCase, Shape, timed  # noqa: E402
 from tests.kernels import reference  # noqa: E402
 from vllm_spans.attention.kernels.decode import row_classes  # noqa: E402
 from vllm_spans.attention.kernels.launch import DecodeConfig  # noqa: E402
