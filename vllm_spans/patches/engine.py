@@ -108,10 +108,29 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         spans.gap_length,
         config.cache_config.block_size,
     )
+    if current_platform.is_cpu():
+        _count_sinks_once(config)
     if has_windows(config):
         logger.info(
             "spans: the hybrid KV cache manager is off: blocks outside a sliding window are kept, since spans are "
             "read at other positions"
+        )
+
+
+def _count_sinks_once(config: VllmConfig) -> None:
+    """Keep vLLM's CPU kernel from splitting a row between threads where layers have sinks.
+
+    It counts the sink of a split that lies outside the window as well, once too often. Workers start after this.
+    """
+    import vllm.envs as envs
+
+    from vllm_spans.gate import SINK_ARCHITECTURES
+
+    if config.model_config.architecture in SINK_ARCHITECTURES and envs.VLLM_CPU_ATTN_SPLIT_KV:
+        os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+        logger.info(
+            "spans: VLLM_CPU_ATTN_SPLIT_KV is set to 0: with attention sinks vLLM's CPU kernel answers wrongly "
+            "where it splits a row between threads"
         )
 
 
