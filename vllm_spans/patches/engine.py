@@ -96,6 +96,9 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     config.parallel_config.worker_cls = _worker_class()
     if current_platform.is_cuda():
         config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+    if config.kv_transfer_config is not None:
+        # vLLM's default ends a request whose load fails.
+        config.kv_transfer_config.kv_load_failure_policy = "recompute"
     assert isinstance(config.additional_config, dict)
     config.additional_config["spans"] = spans.to_dict()
     logger.info(
