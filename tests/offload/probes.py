@@ -200,3 +200,25 @@ def overtake(worker: Any, slow: dict[str, Any], quick: dict[str, Any]) -> dict[s
         if step > 2 and not worker.engine.has_unfinished_requests():
             return {"order": order, "results": results}
     raise RuntimeError(f"no end: {order}")
+
+
+def step_counts(worker: Any) -> tuple[int, int]:
+    """Steps that vLLM's fence counts as planned and as ended."""
+    settle(worker)
+    return worker.scheduler.sched_step_seq, worker.scheduler.processed_step_seq
+
+
+def lose(worker: Any, keys: list[str]) -> None:
+    """Remove blocks from CPU memory and from files."""
+    settle(worker)
+    tiers = _tiers(worker)
+    primary = tiers._manager.primary_tier
+    for text in keys:
+        key = bytes.fromhex(text) + bytes(4)
+        chunk = primary._policy.get(key)
+        if chunk is not None:
+            primary._policy.remove(key)
+            primary._num_evictable_cache_chunks -= 1
+            primary._free_chunk(chunk)
+        if tiers.file_tier is not None:
+            tiers.file_tier.store.path(key).unlink(missing_ok=True)

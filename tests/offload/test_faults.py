@@ -34,9 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(engines: Any, tiny_model: str, folder: Path) -> Any:
-    """An engine with a file tier of its own, and little patience."""
+    """An engine with a file tier of its own, little patience, and a KV cache for two or three requests."""
     return engines.get(
         tiny_model,
+        num_gpu_blocks_override=48,
+        max_model_len=1280,
         kv_transfer_config=connector(
             cpu_memory="32MiB", files=str(folder), load_timeout=0.5, file_threads=2
         ),
@@ -207,21 +209,24 @@ def test_a_copy_fails_half_way(
 @pytest.mark.parametrize("at", [1, 2, 4, 40])
 @pytest.mark.parametrize("kind", ["spans", "plain"])
 def test_an_abort_during_a_load(engine: Engine, spans_engine: Engine, kind: str, at: int) -> None:
-    """The blocks stay held until the load has ended, and hold what it brought."""
+    """Its blocks stay held until the load has ended: those who come next and need them are not written over."""
     case = make_case(26)
     request = case.request() if kind == "spans" else case.plain()
+    others = [make_case(27, 6).request(at=at), make_case(270).request(at=at)]
     expected = spans_engine.one(request)
+    spans_engine.reset()
+    expected_others = [spans_engine.one({**other, "at": 0}) for other in others]
     engine.one(request)
     forget(engine)
     free = engine.free()
     probe(engine, "slow_copies", seconds=0.01)
     try:
-        engine.run(
-            [request, make_case(27, 1).request(at=at)], [{"at": at, "do": "abort", "ids": ["r0"]}]
-        )
+        run = engine.run([request, *others], [{"at": at, "do": "abort", "ids": ["r0"]}])
         assert_nothing_left(engine)
     finally:
         probe(engine, "restore_copies")
+    for number, other in enumerate(expected_others, 1):
+        assert_same(other, run["results"][f"r{number}"], f"beside an abort, request {number}")
     assert engine.free() == free
     assert_same(expected, engine.one(request), "after an abort")
 

@@ -138,6 +138,7 @@ class Preparation:
             table = self._isolated_table(spans, table[first:last])
         return Row(
             number=next(self._row_numbers),
+            request_id=request.request_id,
             group=group,
             all_tokens=request._all_token_ids,
             origin=origin,

@@ -98,6 +98,8 @@ class SpanSchedulerMixin(Scheduler):
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._preparing.pop(request_id, None)
         if self._rows:
+            if self.defer_block_free:
+                self._fence_rows(scheduler_output)
             # vLLM looks every scheduled id up in its own requests, so rows come after it is done.
             add_rows(scheduler_output, self._rows, self.block_size, short=self.use_v2_model_runner)
             self.finished_req_ids.update(row.row_id for row in self._rows)
@@ -344,6 +346,17 @@ class SpanSchedulerMixin(Scheduler):
         self._unplanned.discard(request.request_id)
         self._asking.discard(request.request_id)
         self._preparation.abandon(spans)
+
+    def _fence_rows(self, scheduler_output: SchedulerOutput) -> None:
+        """Let vLLM know that this step writes to the blocks of requests in preparation.
+
+        With a connector it gives blocks back only when the last step that may write them has ended. It counts steps
+        with tokens, and has not seen those of the rows.
+        """
+        if not scheduler_output.total_num_scheduled_tokens:
+            self.sched_step_seq += 1
+        for request_id in {row.request_id for row in self._rows}:
+            self.requests[request_id].last_sched_seq = self.sched_step_seq
 
     # ---- other tiers --------------------------------------------------------------------------------------
 
