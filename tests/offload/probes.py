@@ -54,7 +54,11 @@ def counters(worker: Any) -> dict[str, float]:
     """Every ``vllm_spans`` sample with its label value, as ``name/label value``."""
     from prometheus_client import REGISTRY
 
+    from vllm_spans.metrics import counters as metrics
+
     settle(worker)
+    # What was counted after the last step goes out with the next one.
+    metrics.add(worker.scheduler._span_stats.take() or {})
     return {
         "/".join([sample.name, *sample.labels.values()]): sample.value
         for metric in REGISTRY.collect()

@@ -22,6 +22,8 @@ def engine(engines: Any, tiny_model: str, files_folder: Path) -> Any:
         async_scheduling=True,
         num_gpu_blocks_override=120,
         max_model_len=2048,
+        max_num_batched_tokens=192,
+        max_num_seqs=6,
         kv_transfer_config=connector(
             cpu_memory="64MiB", files=str(files_folder.parent / "asynchronous")
         ),

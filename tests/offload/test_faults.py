@@ -152,10 +152,14 @@ def test_the_folder_cannot_be_used(spans_engine: Engine, engine: Engine, folder:
     assert_nothing_left(engine)
 
 
-def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["spans", "plain"])
+def test_storage_that_hangs(
+    spans_engine: Engine, engine: Engine, folder: Path, kind: str
+) -> None:
     """A pipe that nobody writes to: opening it never returns. The request waits for its time, others do not wait."""
-    case, quick = make_case(23), make_case(24, 1)
-    expected, expected_quick = spans_engine.many([case.request(), quick.request()])
+    case, other = make_case(23), make_case(24, 1)
+    quick = other.request() if kind == "spans" else other.plain()
+    expected, expected_quick = spans_engine.many([case.request(), quick])
     engine.one(case.request())
     forget(engine, cpu=True)
     key = probe(engine, "keys_of", request=case.request())[3]
@@ -166,7 +170,7 @@ def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path) 
     answer = engine.call(
         "tests.offload.probes:overtake",
         slow=case.request(id="slow"),
-        quick=quick.request(id="quick"),
+        quick={**quick, "id": "quick"},
     )
     assert answer["order"] == ["quick", "slow"]
     assert_same(expected, answer["results"]["slow"], "a hanging file")
