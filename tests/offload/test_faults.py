@@ -153,9 +153,7 @@ def test_the_folder_cannot_be_used(spans_engine: Engine, engine: Engine, folder:
 
 
 @pytest.mark.parametrize("kind", ["spans", "plain"])
-def test_storage_that_hangs(
-    spans_engine: Engine, engine: Engine, folder: Path, kind: str
-) -> None:
+def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path, kind: str) -> None:
     """A pipe that nobody writes to: opening it never returns. The request waits for its time, others do not wait."""
     case, other = make_case(23), make_case(24, 1)
     quick = other.request() if kind == "spans" else other.plain()

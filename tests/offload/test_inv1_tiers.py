@@ -30,9 +30,7 @@ def expected_of(engine: Engine, seed: int, offset: int = 0) -> tuple[Case, rando
 
 
 @pytest.mark.parametrize("tier", ["cold", "gpu", "cpu", "file"])
-def test_same_answer_from_every_tier(
-    spans_engine: Engine, tiers_engine: Engine, tier: str
-) -> None:
+def test_same_answer_from_every_tier(spans_engine: Engine, tiers_engine: Engine, tier: str) -> None:
     for seed in SEEDS:
         case, rng, how, expected = expected_of(spans_engine, seed, 3000 + 100 * hash_of(tier))
         if tier != "cold":
@@ -81,9 +79,7 @@ def test_same_answer_in_every_state_over_warm_tiers(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_everything_too_small(
-    spans_engine: Engine, cramped_engine: Engine, seed: int
-) -> None:
+def test_everything_too_small(spans_engine: Engine, cramped_engine: Engine, seed: int) -> None:
     """Eviction in every tier at once, and a CPU tier that holds less than one request."""
     rng = random.Random(1000 + seed)
     pool = documents(rng, 6, (1, 5))
@@ -168,7 +164,7 @@ def test_after_a_restart_and_by_another_replica(
     replicas = [Engine(tiny_model, kv_transfer_config=config) for _ in range(2)]
     try:
         for order in (1, -1):
-            pairs = list(zip(replicas, (cases[::order], cases[:: -order]), strict=True))
+            pairs = list(zip(replicas, (cases[::order], cases[::-order]), strict=True))
             for step in range(len(cases)):
                 for engine, mine in pairs:
                     case, _, how, expected = mine[step]
@@ -210,7 +206,7 @@ def test_another_model_at_the_same_place_does_not_see_the_files(
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
     config = connector(cpu_memory="32MiB", files=str(tmp_path / "files"))
-    case, rng = case_of(400)
+    case, _ = case_of(400)
     request = case.request()
     first = Engine(str(model), kv_transfer_config=config)
     try:
