@@ -96,6 +96,15 @@ class EngineProcess:
         answer = self._ask({"tokens": tokens, "salt": salt, "extra_args": extra_args})
         return Timing(answer["seconds"], answer["cached"])
 
+    def forget(self, cpu_memory: bool) -> None:
+        """Empty the KV cache, and CPU memory behind it if asked to; files stay.
+
+        Raises:
+            RuntimeError: Something is still in use.
+        """
+        if not self._ask({"forget": True, "cpu_memory": cpu_memory})["done"]:
+            raise RuntimeError("the caches could not be emptied")
+
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -127,6 +136,10 @@ def main() -> None:
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        if "forget" in request:
+            done = llm.llm_engine.reset_prefix_cache(reset_connector=request["cpu_memory"])
+            print(json.dumps({"done": done}), file=answers, flush=True)
+            continue
         params = SamplingParams(
             max_tokens=1,
             temperature=0,

@@ -226,3 +226,10 @@ def lose(worker: Any, keys: list[str]) -> None:
             primary._free_chunk(chunk)
         if tiers.file_tier is not None:
             tiers.file_tier.store.path(key).unlink(missing_ok=True)
+
+
+def resident_bytes(worker: Any) -> int:
+    """Main memory that the process holds, shared memory left out."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["RssAnon"].split()[0]) * 1024

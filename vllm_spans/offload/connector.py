@@ -160,10 +160,6 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         """As ``request_finished``."""
         return self.request_finished(request, block_ids[0])
 
-    def has_pending_block_frees(self) -> bool:
-        """Whether the end of a load will free blocks: then nobody has to be preempted."""
-        return False
-
     def has_pending_push_work(self) -> bool:
         """Whether the worker has a job that must still be reported."""
         return self._tiers.busy

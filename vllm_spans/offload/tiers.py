@@ -317,6 +317,8 @@ class Tiers:
         metadata = SpansConnectorMetadata(self._new_loads, self._make_stores())
         self._new_loads = []
         self._manager.on_schedule_end(ScheduleEndContext((), ()))
+        # vLLM's own statistics of the tiers pile up until they are taken.
+        self._manager.get_stats()
         self._take_file_failures()
         return metadata
 
