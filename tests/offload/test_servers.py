@@ -34,7 +34,7 @@ def serve(model: str, files: Path) -> Server:
 
 
 def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "offload" in name}  # noqa: S108
+    return {name for name in os.listdir("/dev/shm") if "offload" in name}
 
 
 @pytest.mark.slow

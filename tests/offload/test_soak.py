@@ -18,7 +18,7 @@ LIMIT = 12 * 1024**2
 def test_10000_requests_over_more_documents_than_any_tier_holds(
     spans_engine: Engine, cramped_engine: Engine, files_folder: Path
 ) -> None:
-    """Popular and rare documents in any order, one in ten aborted, some without spans; every 200th answer is checked."""
+    """Popular and rare documents in any order, some requests aborted, some without spans; 50 answers are checked."""
     engine, folder = cramped_engine, files_folder.parent / "cramped"
     rng = random.Random(1)
     pool = [tokens(rng, BLOCK * rng.randint(1, 3)) for _ in range(300)]
