@@ -26,9 +26,7 @@ def tiers_engine(engines: Any, tiny_model: str, files_folder: Path) -> Any:
 
 
 @pytest.fixture
-def cramped_engine(
-    engines: Any, tiny_model: str, tmp_path_factory: pytest.TempPathFactory, files_folder: Path
-) -> Any:
+def cramped_engine(engines: Any, tiny_model: str, files_folder: Path) -> Any:
     """Small in all: the KV cache holds two or three requests, CPU memory less than one, files a dozen."""
     return engines.get(
         tiny_model,

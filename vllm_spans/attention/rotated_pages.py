@@ -2,8 +2,7 @@
 
 Decoding reads its whole context in every step; rotating it anew each time would cost more than the attention. A
 rotated page stays right until its block is written again; every write of a step is in its slot mapping, and writes
-from elsewhere are told with ``drop_blocks``. So a
-decode row rotates one page per step, the one it writes to.
+from elsewhere are told with ``drop_blocks``. So a decode row rotates one page per step, the one it writes to.
 """
 
 from __future__ import annotations
