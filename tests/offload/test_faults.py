@@ -155,10 +155,11 @@ def test_the_folder_cannot_be_used(spans_engine: Engine, engine: Engine, folder:
 @pytest.mark.parametrize("kind", ["spans", "plain"])
 def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path, kind: str) -> None:
     """A pipe that nobody writes to: opening it never returns. The request waits for its time, others do not wait."""
-    case, other = make_case(23), make_case(24, 1)
+    case, other, third = make_case(23), make_case(24, 1), make_case(241)
     quick = other.request() if kind == "spans" else other.plain()
     expected, expected_quick = spans_engine.many([case.request(), quick])
-    engine.one(case.request())
+    for used in (case, third):
+        engine.one(used.request())
     forget(engine, cpu=True)
     key = probe(engine, "keys_of", request=case.request())[3]
     (path,) = (path for path in block_files(folder) if path.stem.startswith(key))
@@ -173,6 +174,9 @@ def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path, 
     assert answer["order"] == ["quick", "slow"]
     assert_same(expected, answer["results"]["slow"], "a hanging file")
     assert_same(expected_quick, answer["results"]["quick"], "beside a hanging file")
+    # Nobody waits for such storage again soon, though these files are there.
+    assert engine.one(third.request())["cached"] == 0
+    probe(engine, "be_patient")
     # A writer that closes at once lets the reader go: the file is empty then.
     os.close(os.open(path, os.O_WRONLY))
     counts = moved(engine, before)
@@ -296,3 +300,27 @@ def test_a_cpu_tier_smaller_than_a_request(cramped_engine: Engine, spans_engine:
     counts = probe(cramped_engine, "counters")
     assert counts["vllm_spans_store_failures_total/tier_full"] > 0
     assert_nothing_left(cramped_engine)
+
+
+def test_a_loaded_prefix_and_spans_do_not_wait_for_each_other(
+    engine: Engine, spans_engine: Engine
+) -> None:
+    """A prefix is being loaded, its request needs many more blocks, and requests with spans want all that is free."""
+    rng = random.Random(32)
+    prefix = tokens(rng, BLOCK)
+    plain = {"tokens": prefix + tokens(rng, 8 * BLOCK + 9)}
+    requests = [plain, *(make_case(320 + number).request(at=20) for number in range(4))]
+    for request in ({"tokens": [*prefix, 7]}, *requests[1:]):
+        engine.one({**request, "at": 0})
+    forget(engine)
+    probe(engine, "slow_copies", seconds=0.02)
+    try:
+        run = engine.run(requests)
+    finally:
+        probe(engine, "restore_copies")
+    assert run["results"]["r0"]["cached"] == BLOCK
+    for number, request in enumerate(requests):
+        spans_engine.reset()
+        expected = spans_engine.one({**request, "at": 0})
+        assert_same(expected, run["results"][f"r{number}"], f"request {number}")
+    assert_nothing_left(engine)

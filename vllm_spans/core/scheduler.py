@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from vllm_spans.core.block_tables import SpanBlockTables
 from vllm_spans.core.identity import announce
@@ -261,7 +262,8 @@ class SpanSchedulerMixin(Scheduler):
             self._loadable(request) if readable else (),
         )
         watermark = self.kv_cache_manager.watermark_blocks if self.running else 0
-        if not self._tables.admit(request, plan, hits, keep_free + watermark):
+        keep_free += watermark + self._reserved_for_loads()
+        if not self._tables.admit(request, plan, hits, keep_free):
             return False
         self._preparation.begin(spans, plan)
         if self._tiers is not None:
@@ -312,6 +314,14 @@ class SpanSchedulerMixin(Scheduler):
         grew past what the cache holds beside the isolated KV under its gaps, and is ended as vLLM ends a request whose
         grammar cannot be compiled.
         """
+        if ready := [
+            request for request in self._preparing.values() if _spans_of(request).prepared
+        ]:  # type: ignore[union-attr]
+            # They have all they need, and wait behind one that does not.
+            self.kv_holding_waiting.remove_requests(ready)
+            for request in reversed(ready):
+                self.kv_holding_waiting.prepend_request(request)
+            return
         stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
         if not stuck or len(stuck) < len(self._preparing):
             return
@@ -382,6 +392,19 @@ class SpanSchedulerMixin(Scheduler):
             found = [(keys[block], table[block]) for block in spans.plan.loads]
             spans.load_job = tiers.start_load(request.request_id, found)
         tiers.release(request.request_id)
+
+    def _reserved_for_loads(self) -> int:
+        """Blocks that requests without spans still need whose prefix is being loaded, or has just been.
+
+        vLLM admits such a load only if the rest of its prompt finds room too, and scans no further while it does not.
+        """
+        if self._tiers is None:
+            return 0
+        return sum(
+            self._request_remaining_blocks(request)
+            for request in self._inflight_prefills
+            if request.status != RequestStatus.RUNNING
+        )
 
     def _end_loads(self, tiers: Tiers) -> None:
         """Let requests go on whose load has ended; one whose load failed is planned again, without the tiers."""

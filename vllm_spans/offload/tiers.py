@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GROUP = 0
+_IMPATIENCE = 30.0
+"""Seconds after a request has waited in vain in which no other one waits."""
 _STORE_BATCH = 32
 """A batch that finds no room is not stored; smaller ones fill a small tier better."""
 
@@ -111,6 +114,7 @@ class Tiers:
         self._load_timeout = load_timeout
         self._clock = clock
         self._requests: dict[str, _Answers] = {}
+        self._impatient_until = -math.inf
         self._job_ids = itertools.count()
         self._step_ids = itertools.count()
         self._loads: dict[int, _Load] = {}
@@ -207,9 +211,17 @@ class Tiers:
             return True
         now = self._clock()
         if answers.deadline is None:
-            answers.deadline = now + self._load_timeout
+            # While storage is known to hang, nobody waits for it again.
+            answers.deadline = now if now < self._impatient_until else now + self._load_timeout
         if now < answers.deadline:
             return False
+        if now >= self._impatient_until:
+            self._impatient_until = now + _IMPATIENCE
+            logger.warning(
+                "files did not come in %.1f s: for %.0f s no request waits for them",
+                self._load_timeout,
+                _IMPATIENCE,
+            )
         answers.absent.add(key)
         self._count_load_failures("timeout", 1)
         return True
@@ -363,9 +375,11 @@ class Tiers:
         """Empty CPU memory. Files stay: they are for the weights that are loaded, which do not change.
 
         Returns:
-            False while jobs are on their way; nothing has changed then.
+            False while jobs are on their way, those between CPU memory and files too: storage that hangs must not
+            hold the engine. Nothing has changed then.
         """
-        if self._loads or self._stores:
+        self._manager.on_schedule_end(ScheduleEndContext((), ()))
+        if self._loads or self._stores or self._manager.has_pending_work():
             return False
         for answers in self._requests.values():
             answers.pinned.clear()
