@@ -314,15 +314,15 @@ class SpanSchedulerMixin(Scheduler):
         grew past what the cache holds beside the isolated KV under its gaps, and is ended as vLLM ends a request whose
         grammar cannot be compiled.
         """
-        if ready := [
-            request for request in self._preparing.values() if _spans_of(request).prepared
-        ]:  # type: ignore[union-attr]
+        spans_of = {request: _spans_of(request) for request in self._preparing.values()}
+        ready = [request for request, spans in spans_of.items() if spans and spans.prepared]
+        if ready:
             # They have all they need, and wait behind one that does not.
             self.kv_holding_waiting.remove_requests(ready)
             for request in reversed(ready):
                 self.kv_holding_waiting.prepend_request(request)
             return
-        stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
+        stuck = [request for request, spans in spans_of.items() if spans and spans.todo]
         if not stuck or len(stuck) < len(self._preparing):
             return
         if self._tiers is not None and self._tiers.busy:
