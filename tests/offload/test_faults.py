@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.engine.cases import BLOCK, Case, tokens
-from tests.engine.harness import Engine, assert_same
+from tests.engine.harness import TOLERANCE, Engine, assert_same, difference
 from tests.offload.engines import (
     assert_nothing_left,
     block_files,
@@ -324,3 +324,37 @@ def test_a_loaded_prefix_and_spans_do_not_wait_for_each_other(
         expected = spans_engine.one({**request, "at": 0})
         assert_same(expected, run["results"][f"r{number}"], f"request {number}")
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rotated_pages_of_loaded_blocks(engine: Engine, spans_engine: Engine, told: bool) -> None:
+    """Blocks come back with other content under the same number: what was rotated of them before is stale.
+
+    Told of the load, the backend rotates them again; not told, the answer is wrong, so the test can see it.
+    """
+    cases = [make_case(330 + number) for number in range(4)]
+    expected = [spans_engine.one(case.request()) for case in cases]
+    for case in cases:
+        engine.one(case.request())
+    worst = 0.0
+    if not told:
+        probe(engine, "keep_rotated_pages")
+    try:
+        for _ in range(2):
+            for case, answer in zip(cases, expected, strict=True):
+                forget(engine)
+                worst = max(worst, difference(answer, engine.one(case.request())))
+    finally:
+        if not told:
+            probe(engine, "drop_rotated_pages")
+    if told:
+        assert worst <= TOLERANCE
+    else:
+        assert worst > 100 * TOLERANCE
+        # Nothing that was computed over stale pages may be found later.
+        probe(
+            engine,
+            "lose",
+            keys=[k for c in cases for k in probe(engine, "keys_of", request=c.request())],
+        )
+        forget(engine, cpu=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.cases import BLOCK, Case, documents, random_case, tokens
-from tests.engine.harness import TOLERANCE, Engine, assert_same, difference
+from tests.engine.harness import Engine, assert_same
 from tests.engine.states import STATES, cold, reordered
 from tests.engine.test_inv1_cache_states import POLICIES, SEEDS, case_of, compare_alone
 from tests.offload.engines import (
@@ -231,21 +231,3 @@ def test_another_model_at_the_same_place_does_not_see_the_files(
         second.close()
     with pytest.raises(AssertionError):
         assert_same(old, expected, "the change of weights has no effect: this test cannot fail")
-
-
-def test_stale_rotated_pages_would_show(spans_engine: Engine, tiers_engine: Engine) -> None:
-    """A loaded block's rotated pages are from what it held before, unless they are dropped."""
-    worst = 0.0
-    probe(tiers_engine, "keep_rotated_pages")
-    try:
-        for seed in SEEDS:
-            case, rng, how, expected = expected_of(spans_engine, seed, 500)
-            tiers_engine.one(case.request(**how))
-            forget(tiers_engine)
-            tiers_engine.one(random_case(rng, documents(rng, 3)).request(**how))
-            forget(tiers_engine)
-            worst = max(worst, difference(expected, tiers_engine.one(case.request(**how))))
-    finally:
-        probe(tiers_engine, "drop_rotated_pages")
-        forget(tiers_engine, cpu=True)
-    assert worst > 100 * TOLERANCE
