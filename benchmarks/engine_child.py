@@ -55,10 +55,10 @@ class Child:
             "device": self.torch.cuda.get_device_name() if self.cuda else "cpu",
         }
 
-    def reset(self) -> dict[str, Any]:
-        """Drop the prefix cache."""
+    def reset(self, connector: bool = False) -> dict[str, Any]:
+        """Drop the prefix cache, and what a connector holds in memory if asked to."""
         self._drain()
-        return {"done": self.llm.reset_prefix_cache()}
+        return {"done": self.engine.reset_prefix_cache(reset_connector=connector)}
 
     def run(
         self,

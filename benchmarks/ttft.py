@@ -16,7 +16,7 @@ PREFIX_TOKENS = 64
 QUESTION_TOKENS = 64
 GOAL_DOCUMENTS, GOAL = 8, 4.0
 VOCABULARY = 40_000
-_ENGINE = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 8192}
+ENGINE = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 8192}
 # The engine's workers spin this long for more work; the other engine is measured after that.
 _QUIET_SECONDS = 1.2
 
@@ -54,7 +54,7 @@ def _engine(name: str, model: Path, folder: Path) -> EngineProcess:
     return EngineProcess(
         name,
         folder,
-        {"model": str(model), **_ENGINE},
+        {"model": str(model), **ENGINE},
         {"VLLM_CPU_KVCACHE_SPACE": "2"},
         quiet_seconds=_QUIET_SECONDS,
     )

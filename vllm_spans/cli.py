@@ -26,6 +26,8 @@ examples:
       Serve another model; every flag of `vllm serve` works.
   vllm-spans explain --help
       Show how a request is cut into pieces and spans, and what of it is cached.
+  vllm-spans cache stat /var/cache/spans
+      Show what a file tier holds; `cache --help` lists what else can be done.
 
 `vllm serve MODEL` with VLLM_V1_SPANS_ENABLED=1 in the environment does the same as
 `vllm-spans serve MODEL`; only the embedded model and the CPU defaults are added here.
@@ -90,12 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `serve` passes most flags on, which argparse cannot do behind a subcommand.
         if arguments[:1] == ["serve"]:
             return _serve(arguments[1:])
-        parser = _parser(with_explain=arguments[:1] == ["explain"])
+        parser = _parser(arguments[0] if arguments else None)
         options = parser.parse_args(arguments)
         if options.command == "explain":
             from vllm_spans.markup import explain_cli
 
             return explain_cli.run(options)
+        if options.command == "cache":
+            from vllm_spans.offload import cache_cli
+
+            return cache_cli.run(options)
         parser.print_help()
         return 0
     except UsageError as error:
@@ -293,7 +299,8 @@ def _version() -> str:
     return f"{PROGRAM} {_installed('vllm_spans')} (vLLM {engine or 'not installed'})"
 
 
-def _parser(with_explain: bool) -> argparse.ArgumentParser:
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser of all commands but ``serve``; only the arguments of the given one are filled in."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description=_DESCRIPTION,
@@ -308,10 +315,15 @@ def _parser(with_explain: bool) -> argparse.ArgumentParser:
         help="show the pieces, spans and pads of a request, and what of it is cached",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if with_explain:
+    if command == "explain":
         from vllm_spans.markup import explain_cli
 
         explain_cli.add_arguments(explain)
+    cache = commands.add_parser("cache", help="look at, check and shrink the folder of a file tier")
+    if command == "cache":
+        from vllm_spans.offload import cache_cli
+
+        cache_cli.add_arguments(cache)
     return parser
 
 

@@ -7,7 +7,10 @@ from tests.core.strategies import BLOCK, Prompt, prompts
 from vllm_spans.core.plan import ReusePlan, SegmentKind, make_plan
 
 
-def plan_of(prompt: Prompt, cached: set[bytes]) -> ReusePlan:
+def plan_of(
+    prompt: Prompt, cached: set[bytes], stored: set[bytes] | frozenset[bytes] = frozenset()
+) -> ReusePlan:
+    """Plan with what the KV cache holds, and what other tiers hold."""
     keys, request_keys = prompt.keys()
     return make_plan(
         prompt.layout,
@@ -17,6 +20,7 @@ def plan_of(prompt: Prompt, cached: set[bytes]) -> ReusePlan:
         [*(key in cached for key in keys), False],
         request_keys.span_keys,
         cached.__contains__,
+        [*(key in stored for key in keys), False],
     )
 
 
@@ -32,7 +36,8 @@ def planned(draw: st.DrawFn) -> tuple[Prompt, set[bytes], ReusePlan]:
     cached = set(draw(st.lists(st.sampled_from(pool), unique=True)))
     if draw(st.booleans()):
         cached = set(pool) - cached
-    return prompt, cached, plan_of(prompt, cached)
+    stored = set(draw(st.lists(st.sampled_from(pool), unique=True)))
+    return prompt, cached, plan_of(prompt, cached, stored)
 
 
 def blocks(start: int, end: int) -> range:
@@ -47,6 +52,8 @@ def test_executing_the_plan_writes_each_missing_block_once_and_reads_only_what_i
     prompt, cached, plan = case
     _keys, request_keys = prompt.keys()
     there = {index for index, hit in enumerate(plan.hits) if hit}
+    assert not there & set(plan.loads)
+    there |= set(plan.loads)
     heads_there = {
         (span, offset)
         for span, span_keys in enumerate(request_keys.span_keys)
@@ -93,6 +100,8 @@ def test_executing_the_plan_writes_each_missing_block_once_and_reads_only_what_i
 @given(planned())
 def test_counts_add_up(case: tuple[Prompt, set[bytes], ReusePlan]) -> None:
     prompt, _, plan = case
+    assert set(plan.loaded_spans) <= set(plan.loads)
+    assert len(plan.loaded_spans) * BLOCK <= plan.reused_tokens
     assert 0 <= plan.isolated_tokens <= plan.lookup_tokens
     assert plan.lookup_tokens == plan.reused_tokens + plan.isolated_tokens
     isolated = sum(
@@ -145,3 +154,34 @@ def test_an_empty_cache_computes_every_gap(prompt: Prompt) -> None:
 def test_a_span_without_anything_before_it_has_no_gap(prompt: Prompt) -> None:
     first = prompt.layout.spans[0]
     assert bool(prompt.policy.gaps(first)) == (first.start > 0)
+
+
+@given(prompts())
+def test_what_another_tier_holds_is_not_computed(prompt: Prompt) -> None:
+    """All keys stored and none cached: each block is loaded once, and only the last one is computed."""
+    keys, _ = prompt.keys()
+    plan = plan_of(prompt, set(), set(all_keys(prompt)))
+    assert not plan.segments
+    assert plan.resume_at == (len(prompt.tokens) - 1) // BLOCK * BLOCK
+    assert plan.isolated_tokens == plan.gap_tokens == 0
+    last = len(plan.hits) - 1
+    assert sorted([*plan.loads, *plan.aliases]) == list(range(last))
+    assert len({keys[block] for block in plan.loads}) == len(plan.loads)
+
+
+@given(planned())
+def test_a_block_in_the_cache_is_never_loaded(case: tuple[Prompt, set[bytes], ReusePlan]) -> None:
+    prompt, cached, plan = case
+    keys, _ = prompt.keys()
+    assert not {keys[block] for block in plan.loads} & cached
+    assert len(plan.hits) - 1 not in plan.loads
+
+
+@given(prompts(), st.data())
+def test_a_hole_in_a_tier_costs_only_itself(prompt: Prompt, data: st.DataObject) -> None:
+    _, request_keys = prompt.keys()
+    bodies = sorted({key for keys in request_keys.span_keys for key in keys})
+    lost = {data.draw(st.sampled_from(bodies))}
+    plan = plan_of(prompt, set(), set(all_keys(prompt)) - lost)
+    assert plan.isolated_tokens <= BLOCK
+    assert plan.gap_tokens == 0

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.cases import BLOCK, documents, random_case, tokens
 from tests.engine.harness import ROOT, Engine, EngineError, assert_same, engine_env
+from tests.offload.engines import connector
 
 SCRIPT = """
 import json, os, sys
@@ -60,6 +61,70 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {"worker_cls": "tests.engine.worker.Worker"},
         {},
         "worker-cls tests.engine.worker.Worker",
+    ),
+    "another connector": (
+        {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}},
+        {},
+        "KV connector OffloadingConnector",
+    ),
+    "connectors side by side": (
+        {
+            "kv_transfer_config": {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "connectors": [
+                        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+                    ]
+                },
+            }
+        },
+        {},
+        "KV connector MultiConnector",
+    ),
+    "vLLM's own offloading flag": (
+        {"kv_offloading_size": 1.0},
+        {},
+        "KV connector OffloadingConnector",
+    ),
+    "no tier": ({"kv_transfer_config": connector()}, {}, "no tier"),
+    "unknown tier setting": (
+        {"kv_transfer_config": connector(cpu_bytes="1GiB")},
+        {},
+        "cpu_bytes",
+    ),
+    "a role that only reads": (
+        {"kv_transfer_config": {**connector(cpu_memory="1GiB"), "kv_role": "kv_consumer"}},
+        {},
+        "kv_consumer",
+    ),
+    "lora and files": (
+        {"kv_transfer_config": connector(files="/tmp"), "enable_lora": True},
+        {},
+        "LoRA with a file tier",
+    ),
+    "sleep mode and files": (
+        {"kv_transfer_config": connector(files="/tmp"), "enable_sleep_mode": True},
+        {},
+        "leep mode",
+    ),
+    "weak hashes and files": (
+        {
+            "kv_transfer_config": connector(files="/tmp"),
+            "prefix_caching_hash_algo": "xxhash",
+        },
+        {},
+        "xxhash",
+    ),
+    "weights without files, and files": (
+        {"kv_transfer_config": connector(files="/tmp"), "load_format": "sharded_state"},
+        {},
+        "sharded_state",
+    ),
+    "two workers and tiers": (
+        {"kv_transfer_config": connector(cpu_memory="1GiB"), "tensor_parallel_size": 2},
+        {},
+        "more than one worker",
     ),
     "transformers backend": ({"model_impl": "transformers"}, {}, "ransformers"),
     # Their attention lives in transformers' own code, where nothing leaves K un-rotated.
@@ -113,6 +178,11 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "hybrid manager off": {"model": "gemma3", "disable_hybrid_kv_cache_manager": True},
     "windows switched off": {"model": "mistral_window", "disable_sliding_window": True},
     "windows": {"model": "gemma3"},
+    "tiers": {"kv_transfer_config": connector(cpu_memory="1GiB", files="/tmp")},
+    "lora and CPU memory": {
+        "kv_transfer_config": connector(cpu_memory="1GiB"),
+        "enable_lora": True,
+    },
 }
 
 
@@ -152,6 +222,12 @@ def test_start_is_refused_by_name(refusals: dict[str, str | None], what: str) ->
 @pytest.mark.parametrize("what", sorted(ACCEPTED))
 def test_what_is_right_is_not_refused(refusals: dict[str, str | None], what: str) -> None:
     assert refusals[what] is None
+
+
+def test_a_cpu_tier_without_room_for_a_block_stops_the_start(tiny_model: str) -> None:
+    """How large a block is shows only when the cache is laid out."""
+    with pytest.raises(EngineError, match="holds no block"):
+        Engine(tiny_model, kv_transfer_config=connector(cpu_memory="4KiB")).close()
 
 
 def test_a_real_start_is_refused(tiny_model: str) -> None:

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -218,6 +219,9 @@ class Worker:
 
     def collect(self, results: dict[str, Any]) -> None:
         """One engine step; finished requests go into ``results``."""
+        if self.scheduler.connector is not None and not self.scheduler.running:
+            # As vLLM's own loop does while KV is on its way: threads need the interpreter.
+            time.sleep(0.001)
         for output in self.engine.step():
             if output.finished and output.request_id in results:
                 results[output.request_id].update(

@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from vllm_spans.attention import outside_writes
 from vllm_spans.attention.rotated_pages import RotatedPages
 from vllm_spans.attention.scratch import ScratchPass, pass_of_kept_pages, plan_scratch
 
@@ -74,6 +75,8 @@ class SpansCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> SpansCPUMetadata:
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         max_position = self.vllm_config.model_config.max_model_len - 1
+        if written := outside_writes.take():
+            self._pages().drop_blocks(torch.tensor(written))
         kept = self._pages().step(stock.block_table, stock.seq_lens, stock.slot_mapping)
         if kept is not None:
             passes = [pass_of_kept_pages(kept, self.block_size, max_position)]

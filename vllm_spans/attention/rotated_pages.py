@@ -1,8 +1,8 @@
 """RotatedPages: which rotated pages are kept from step to step.
 
 Decoding reads its whole context in every step; rotating it anew each time would cost more than the attention. A
-rotated page stays right until its block is written again, and every write of a step is in its slot mapping. So a
-decode row rotates one page per step, the one it writes to.
+rotated page stays right until its block is written again; every write of a step is in its slot mapping, and writes
+from elsewhere are told with ``drop_blocks``. So a decode row rotates one page per step, the one it writes to.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RotatedPages:
             ``None`` when the step reads more pages than are kept.
         """
         self._step += 1
-        self._drop_written(slot_mapping)
+        self.drop_blocks(slot_mapping[slot_mapping >= 0] // self._block_size)
         counts = (seq_lens.to(torch.int64) + self._block_size - 1) // self._block_size
         width = max(int(counts.max()), 1)
         table = block_table[:, :width].to(torch.int64)
@@ -105,10 +105,15 @@ class RotatedPages:
         known[inside] = self._pairs[at[inside]] == pairs[inside]
         return at, known
 
-    def _drop_written(self, slot_mapping: torch.Tensor) -> None:
+    def drop_blocks(self, blocks: torch.Tensor) -> None:
+        """Forget the pages of blocks that are written.
+
+        Args:
+            blocks: ``[n]``, in any order.
+        """
         if not self._pairs.shape[0]:
             return
-        written = torch.unique(slot_mapping[slot_mapping >= 0] // self._block_size)
+        written = torch.unique(blocks)
         # Pairs are sorted by block first, so the pages of one block lie side by side.
         low = torch.searchsorted(self._pairs, written * self._max_places)
         high = torch.searchsorted(self._pairs, (written + 1) * self._max_places)

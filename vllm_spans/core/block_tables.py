@@ -5,8 +5,8 @@ The one place that touches the insides of ``KVCacheManager``, ``SingleTypeKVCach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
 
@@ -112,6 +112,20 @@ class SpanBlockTables:
                 block_size=self.block_size,
                 kv_cache_group_id=_GROUP,
             )
+
+    def watch_published(self, observer: Callable[[KVCacheBlock, bytes], None]) -> None:
+        """Tell an observer of every full block that becomes findable, with its key and the group behind it.
+
+        All ways to publish, vLLM's own and those above, end in one method of the pool.
+        """
+        insert, size = self._pool._insert_block_hash, self.block_size
+
+        def insert_and_tell(key: Any, block: KVCacheBlock, num_tokens: int | None) -> None:
+            insert(key, block, num_tokens)
+            if (num_tokens is None or num_tokens % size == 0) and block.block_hash == key:
+                observer(block, key)
+
+        self._pool._insert_block_hash = insert_and_tell  # type: ignore[method-assign]
 
     def take(self, count: int) -> list[KVCacheBlock] | None:
         """Take blocks that belong to no table; ``None`` when the pool is too full."""

@@ -50,13 +50,15 @@ class ReusePlan:
 
     Attributes:
         hits: Per block of the table whether it is taken from the cache.
-        aliases: Block of the table -> earlier block that this plan computes under the same S key; both positions
-            share it.
+        loads: Blocks of the table that are filled from another tier, in order, before any segment runs.
+        aliases: Block of the table -> earlier block that this plan computes or loads under the same S key; both
+            positions share it.
         segments: What to compute before the request itself continues, in order. An isolated segment comes before
             every contextual one that can see it.
         resume_at: Offset from which the request itself computes up to its last token.
         lookup_tokens: Tokens of plus spans past their gap.
         isolated_tokens: Those of them that are computed; the rest is reused.
+        loaded_spans: Blocks of ``loads`` that are span blocks past a gap.
         isolated_head_tokens: Tokens under a gap that are computed in isolation too, since a cold block behind
             them attends to them.
         gap_tokens: Gap tokens recomputed.
@@ -64,11 +66,13 @@ class ReusePlan:
     """
 
     hits: tuple[bool, ...]
+    loads: tuple[int, ...]
     aliases: dict[int, int]
     segments: tuple[Segment, ...]
     resume_at: int
     lookup_tokens: int
     isolated_tokens: int
+    loaded_spans: tuple[int, ...]
     isolated_head_tokens: int
     gap_tokens: int
     cached_tokens: int
@@ -87,6 +91,7 @@ def make_plan(
     found: Sequence[bool],
     span_keys: Sequence[Sequence[Key]],
     is_cached: Callable[[Key], bool],
+    loadable: Sequence[bool] = (),
 ) -> ReusePlan:
     """Plan the computation of a request.
 
@@ -98,6 +103,8 @@ def make_plan(
         found: Per block of the table whether its key is cached; the last entry does not matter.
         span_keys: Per span the S keys of all its blocks.
         is_cached: Whether KV under a key can be taken; asked for blocks under a gap.
+        loadable: Per block of the table whether another tier holds its key; what is missing at the end is not
+            loadable. A block that is found is not loaded.
 
     Returns:
         The plan. The block that holds the last token is always computed.
@@ -106,28 +113,34 @@ def make_plan(
     kinds, owner = _classify(layout, policy, block_size, num_blocks)
     # The last token is computed for its logits, whatever is cached.
     hits = [*found[: num_blocks - 1], False]
-    misses = [block for block, hit in enumerate(hits) if not hit]
-    missing_in: dict[int, list[int]] = {}
-    for block in misses:
-        span_index = owner[block]
-        if span_index is not None and kinds[block] is SegmentKind.ISOLATED:
-            missing_in.setdefault(span_index, []).append(block)
+    can_load = [*loadable[: num_blocks - 1], *[False] * num_blocks]
+    loads: list[int] = []
+    loaded_spans: list[int] = []
     aliases: dict[int, int] = {}
-    planned: dict[Key, int] = {}
+    provided: dict[Key, int] = {}
+    cold_in: dict[int, list[int]] = {}
+    contextual: list[int] = []
+    for block, hit in enumerate(hits):
+        if hit:
+            continue
+        index = owner[block]
+        if index is None or kinds[block] is not SegmentKind.ISOLATED:
+            (loads if can_load[block] else contextual).append(block)
+            continue
+        offset = block - layout.spans[index].start // block_size
+        earlier = provided.setdefault(span_keys[index][offset], block)
+        if earlier != block:
+            aliases[block] = earlier
+        elif can_load[block]:
+            loads.append(block)
+            loaded_spans.append(block)
+        else:
+            cold_in.setdefault(index, []).append(offset)
+
     isolated: list[Segment] = []
     head_tokens = 0
-
-    for index, missing in missing_in.items():
+    for index, cold in cold_in.items():
         first, keys = layout.spans[index].start // block_size, span_keys[index]
-        cold: list[int] = []
-        for block in missing:
-            earlier = planned.get(keys[block - first])
-            if earlier is None:
-                cold.append(block - first)
-            else:
-                aliases[block] = earlier
-        if not cold:
-            continue
         heads = [
             start // block_size - first + step
             for start, end in policy.gaps(layout.spans[index])
@@ -135,28 +148,28 @@ def make_plan(
         ]
         missing_heads = [head for head in heads if head < cold[-1] and not is_cached(keys[head])]
         head_tokens += len(missing_heads) * block_size
-        planned.update((keys[offset], first + offset) for offset in cold)
         todo = sorted(first + offset for offset in (*cold, *missing_heads))
         isolated.extend(
             Segment(SegmentKind.ISOLATED, start * block_size, end * block_size, index)
             for start, end in runs(todo)
         )
 
-    contextual = [block for block in misses if kinds[block] is not SegmentKind.ISOLATED]
     segments, resume_at = _order(contextual, kinds, owner, isolated, block_size)
     lookup = kinds.count(SegmentKind.ISOLATED)
-    cold_blocks = len(set(planned.values()))
+    cold_blocks = sum(map(len, cold_in.values()))
     missed_gaps = sum(kinds[block] is SegmentKind.GAP for block in contextual)
     return ReusePlan(
         hits=tuple(hits),
+        loads=tuple(loads),
         aliases=aliases,
         segments=tuple(segments),
         resume_at=resume_at,
         lookup_tokens=lookup * block_size,
         isolated_tokens=cold_blocks * block_size,
+        loaded_spans=tuple(loaded_spans),
         isolated_head_tokens=head_tokens,
         gap_tokens=missed_gaps * block_size,
-        cached_tokens=(sum(hits) + len(aliases)) * block_size,
+        cached_tokens=(sum(hits) + len(loads) + len(aliases)) * block_size,
     )
 
 

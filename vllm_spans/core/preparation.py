@@ -58,6 +58,8 @@ class Preparation:
         self._close_span(spans)
         spans.plan = None
         spans.todo = []
+        spans.load_job = None
+        spans.loaded_tokens = {}
 
     def release_heads(self) -> None:
         """Give back the head blocks of the last step.
@@ -86,6 +88,8 @@ class Preparation:
         """
         rows: list[Row] = []
         previous: Segment | None = None
+        if not spans.loaded:
+            return rows
         while spans.todo and budget.tokens > 0:
             segment = spans.todo[-1]
             if segment.kind is SegmentKind.ISOLATED:
@@ -134,6 +138,7 @@ class Preparation:
             table = self._isolated_table(spans, table[first:last])
         return Row(
             number=next(self._row_numbers),
+            request_id=request.request_id,
             group=group,
             all_tokens=request._all_token_ids,
             origin=origin,

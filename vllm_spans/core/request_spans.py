@@ -39,6 +39,8 @@ class RequestSpans:
         offset: First token of the next segment that is still to be computed.
         heads: Isolated KV under a gap, while the span it belongs to is being computed: offset in the span in
             blocks -> block outside the request's table.
+        load_job: Job that fills the plan's blocks from another tier, while it runs; no row runs before its end.
+        loaded_tokens: Span tokens past a gap that the plan takes from other tiers, by tier.
         counted: Whether the counters have seen the request; a re-plan is not counted again.
     """
 
@@ -51,7 +53,19 @@ class RequestSpans:
     offset: int = 0
     open_span: int | None = None
     heads: dict[int, KVCacheBlock] = field(default_factory=dict)
+    load_job: int | None = None
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
     counted: bool = False
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all that the plan takes from other tiers is there."""
+        return self.load_job is None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the request itself may continue."""
+        return self.loaded and not self.todo
 
 
 def read_spans(

@@ -27,6 +27,7 @@ class Row:
 
     Attributes:
         number: Unique in the engine.
+        request_id: The request that the row computes for.
         group: Rows of one group show one sequence over one block table.
         all_tokens: The sequence from its position 0 on, not copied: more than the row needs.
         origin: Index in ``all_tokens`` of the sequence's position 0.
@@ -37,6 +38,7 @@ class Row:
     """
 
     number: int
+    request_id: str
     group: str
     all_tokens: Sequence[int]
     origin: int

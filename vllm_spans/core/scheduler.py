@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from vllm_spans.core.block_tables import SpanBlockTables
 from vllm_spans.core.identity import announce
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from vllm_spans.core.request_spans import RequestSpans
     from vllm_spans.core.rows import Row
+    from vllm_spans.offload.connector import SpansOffloadingConnector
+    from vllm_spans.offload.tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,12 @@ class SpanSchedulerMixin(Scheduler):
         self._preparing: dict[str, Request] = {}
         self._rows: list[Row] = []
         self._span_stats = SpanStats()
+        # CPU memory and files behind the KV cache; without our connector there are none.
+        self._tiers: Tiers | None = getattr(self.connector, "tiers", None)
+        if self._tiers is not None:
+            self._tiers.attach(self._tables, self._span_stats)
+        # Requests with spans that wait for the tiers' answers; others may overtake them.
+        self._asking: set[str] = set()
 
     # ---- vLLM's hooks -------------------------------------------------------------------------------------
 
@@ -72,6 +81,8 @@ class SpanSchedulerMixin(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._preparation.release_heads()
+        if self._tiers is not None:
+            self._end_loads(self._tiers)
         if not self._unplanned and not self._preparing:
             return super().schedule(throttle_prefills)
         self._rows = self._pick_rows(throttle_prefills)
@@ -88,6 +99,8 @@ class SpanSchedulerMixin(Scheduler):
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._preparing.pop(request_id, None)
         if self._rows:
+            if self.defer_block_free:
+                self._fence_rows(scheduler_output)
             # vLLM looks every scheduled id up in its own requests, so rows come after it is done.
             add_rows(scheduler_output, self._rows, self.block_size, short=self.use_v2_model_runner)
             self.finished_req_ids.update(row.row_id for row in self._rows)
@@ -97,7 +110,9 @@ class SpanSchedulerMixin(Scheduler):
         if not super()._handle_blocked_waiting_request(request):
             return False
         spans = _spans_of(request)
-        if spans is not None and spans.todo:
+        if spans is not None and not spans.prepared:
+            return False
+        if request.request_id in self._asking:
             return False
         return self._lora_fits(request)
 
@@ -121,11 +136,17 @@ class SpanSchedulerMixin(Scheduler):
             self._forget_plan(request, spans)
             if not request.is_finished():
                 self._unplanned.add(request.request_id)
+        if self._tiers is not None and not request.is_finished():
+            self._tiers.withdraw(self._tables.table(request))
+            self._tiers.release(request.request_id)
         super()._free_request_blocks(request)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
+        if self._tiers is not None and self._tiers.busy:
+            # A block under a job cannot be taken from it; vLLM would raise.
+            return False
         if reset_running_requests:
             for request in reversed(list(self._preparing.values())):
                 self._put_back(request)
@@ -197,15 +218,29 @@ class SpanSchedulerMixin(Scheduler):
                 continue
             if not self._lora_fits(request, rows):
                 continue
+            if not self._answered(request):
+                continue
             if not self._prepare(request, keep_free=ahead_blocks):
                 break
             budget.requests -= 1
             new_rows = self._rows_of(request, budget)
             rows += new_rows
             spans = _spans_of(request)
-            if spans is not None and not spans.todo:
+            if spans is not None and spans.prepared:
                 budget.tokens -= request.num_tokens - request.num_computed_tokens
         return rows
+
+    def _answered(self, request: Request) -> bool:
+        """Ask the tiers for what the KV cache does not hold of a request; whether all answers are there."""
+        if self._tiers is None or not self.kv_cache_manager.prefix_cache_lookup_enabled(request):
+            return True
+        last = (request.num_tokens - 1) // self.block_size
+        missing = [key for key in request.block_hashes[:last] if self._tables.find(key) is None]
+        if self._tiers.resolve(request.request_id, missing):
+            self._asking.discard(request.request_id)
+            return True
+        self._asking.add(request.request_id)
+        return False
 
     def _prepare(self, request: Request, keep_free: int) -> bool:
         """Plan a request and give it its block table; False when blocks are short."""
@@ -224,27 +259,35 @@ class SpanSchedulerMixin(Scheduler):
             [block is not None for block in hits],
             spans.keys.span_keys,
             lambda key: readable and find(key) is not None,
+            self._loadable(request) if readable else (),
         )
         watermark = self.kv_cache_manager.watermark_blocks if self.running else 0
-        if not self._tables.admit(request, plan, hits, keep_free + watermark):
+        keep_free += watermark + self._reserved_for_loads()
+        if not self._tables.admit(request, plan, hits, keep_free):
             return False
         self._preparation.begin(spans, plan)
+        if self._tiers is not None:
+            self._start_load(request, spans, self._tiers)
         self._unplanned.discard(request.request_id)
         self._preparing[request.request_id] = request
         request.num_computed_tokens = plan.resume_at
         self.waiting.remove_requests([request])
         self.deferred_waiting.discard(request)
         self.kv_holding_waiting.add_request(request)
+        loaded_tokens = len(plan.loads) * self.block_size
         if request.prefill_stats is not None and request.num_preemptions == 0:
             request.prefill_stats.set(
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_local_cached_tokens=plan.cached_tokens,
-                num_external_cached_tokens=0,
+                num_local_cached_tokens=plan.cached_tokens - loaded_tokens,
+                num_external_cached_tokens=loaded_tokens,
             )
         if plan.resume_at:
             # vLLM records those that it sees without computed tokens.
-            self.kv_cache_manager.record_prefix_cache_stats(request, plan.cached_tokens)
-        self._span_stats.count_plan(spans)
+            self.kv_cache_manager.record_prefix_cache_stats(
+                request, plan.cached_tokens - loaded_tokens
+            )
+        if spans.loaded:
+            self._span_stats.count_plan(spans)
         if self._config.debug:
             logger.info(
                 "%s: %d spans, %d of %d span tokens reused, %d isolated, %d gap tokens, %d segments, resumes at %d",
@@ -271,8 +314,19 @@ class SpanSchedulerMixin(Scheduler):
         grew past what the cache holds beside the isolated KV under its gaps, and is ended as vLLM ends a request whose
         grammar cannot be compiled.
         """
-        stuck = [request for request in self._preparing.values() if _spans_of(request).todo]  # type: ignore[union-attr]
+        spans_of = {request: _spans_of(request) for request in self._preparing.values()}
+        ready = [request for request, spans in spans_of.items() if spans and spans.prepared]
+        if ready:
+            # They have all they need, and wait behind one that does not.
+            self.kv_holding_waiting.remove_requests(ready)
+            for request in reversed(ready):
+                self.kv_holding_waiting.prepend_request(request)
+            return
+        stuck = [request for request, spans in spans_of.items() if spans and spans.todo]
         if not stuck or len(stuck) < len(self._preparing):
+            return
+        if self._tiers is not None and self._tiers.busy:
+            # The end of a job lets a request go on, or frees blocks.
             return
         if len(stuck) > 1:
             self._put_back(stuck[-1])
@@ -300,7 +354,70 @@ class SpanSchedulerMixin(Scheduler):
     def _forget_plan(self, request: Request, spans: RequestSpans) -> None:
         self._preparing.pop(request.request_id, None)
         self._unplanned.discard(request.request_id)
+        self._asking.discard(request.request_id)
         self._preparation.abandon(spans)
+
+    def _fence_rows(self, scheduler_output: SchedulerOutput) -> None:
+        """Let vLLM know that this step writes to the blocks of requests in preparation.
+
+        With a connector it gives blocks back only when the last step that may write them has ended. It counts steps
+        with tokens, and has not seen those of the rows.
+        """
+        if not scheduler_output.total_num_scheduled_tokens:
+            self.sched_step_seq += 1
+        for request_id in {row.request_id for row in self._rows}:
+            self.requests[request_id].last_sched_seq = self.sched_step_seq
+
+    # ---- other tiers --------------------------------------------------------------------------------------
+
+    def _loadable(self, request: Request) -> list[bool]:
+        """Per block of a request whether the tiers hold it: whatever is not in a gap of the connector."""
+        if self._tiers is None:
+            return []
+        loadable = [True] * -(-request.num_tokens // self.block_size)
+        connector = cast("SpansOffloadingConnector", self.connector)
+        for start, end in connector.get_computed_token_gaps(request, 0):
+            first, last = start // self.block_size, -(-end // self.block_size)
+            loadable[first:last] = [False] * (last - first)
+        return loadable
+
+    def _start_load(self, request: Request, spans: RequestSpans, tiers: Tiers) -> None:
+        """Let the tiers fill the blocks that the plan takes from them; what it does not take is let go."""
+        assert spans.plan is not None
+        table, keys = self._tables.table(request), request.block_hashes
+        for block in spans.plan.loaded_spans:
+            tier = tiers.tier_of(request.request_id, keys[block])
+            spans.loaded_tokens[tier] = spans.loaded_tokens.get(tier, 0) + self.block_size
+        if spans.plan.loads:
+            found = [(keys[block], table[block]) for block in spans.plan.loads]
+            spans.load_job = tiers.start_load(request.request_id, found)
+        tiers.release(request.request_id)
+
+    def _reserved_for_loads(self) -> int:
+        """Blocks that requests without spans still need whose prefix is being loaded, or has just been.
+
+        vLLM admits such a load only if the rest of its prompt finds room too, and scans no further while it does not.
+        """
+        if self._tiers is None:
+            return 0
+        return sum(
+            self._request_remaining_blocks(request)
+            for request in self._inflight_prefills
+            if request.status != RequestStatus.RUNNING
+        )
+
+    def _end_loads(self, tiers: Tiers) -> None:
+        """Let requests go on whose load has ended; one whose load failed is planned again, without the tiers."""
+        for load in tiers.take_ended():
+            request = self._preparing.get(load.request_id)
+            spans = _spans_of(request) if request is not None else None
+            if request is None or spans is None or spans.load_job != load.job_id:
+                continue
+            if load.success:
+                spans.load_job = None
+                self._span_stats.count_plan(spans)
+            else:
+                self._put_back(request)
 
     # ---- budgets ------------------------------------------------------------------------------------------
 

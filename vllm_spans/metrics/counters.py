@@ -18,6 +18,23 @@ from vllm_spans.core.policy import GAP_POLICIES
 
 logger = logging.getLogger(__name__)
 
+LOAD_FAILURES = (
+    "vanished",
+    "truncated",
+    "checksum",
+    "header",
+    "format",
+    "version",
+    "model",
+    "geometry",
+    "dtype",
+    "key",
+    "permission",
+    "io",
+    "timeout",
+    "copy",
+)
+STORE_FAILURES = ("no_space", "tier_full", "permission", "vanished", "io")
 OUTCOMES = ("warm", "partial", "cold", "gaps_only", "full")
 
 
@@ -37,7 +54,10 @@ ENGINE_COUNTERS = (
         "Span tokens past their gap that were looked up; equals reused plus isolated tokens.",
     ),
     CounterSpec(
-        "reused_tokens", "Looked-up span tokens whose KV was reused, by tier.", "tier", ("gpu",)
+        "reused_tokens",
+        "Looked-up span tokens whose KV was reused, by tier.",
+        "tier",
+        ("gpu", "cpu", "file"),
     ),
     CounterSpec("isolated_tokens", "Looked-up span tokens whose KV was computed in isolation."),
     CounterSpec(
@@ -63,6 +83,15 @@ ENGINE_COUNTERS = (
         "gap), full (policy full).",
         "outcome",
         OUTCOMES,
+    ),
+    CounterSpec(
+        "load_failures",
+        "Blocks that a tier was thought to hold and could not give, so that they are computed, by reason.",
+        "reason",
+        LOAD_FAILURES,
+    ),
+    CounterSpec(
+        "store_failures", "Blocks that a tier could not take, by reason.", "reason", STORE_FAILURES
     ),
 )
 REJECTED = CounterSpec("rejected", "Requests refused for their spans, by reason.", "reason")

@@ -28,7 +28,9 @@ class SpanStats:
         plan = spans.plan
         self._counts[f"requests/{_outcome(plan)}"] += 1
         self._counts["lookup_tokens"] += plan.lookup_tokens
-        self._counts["reused_tokens/gpu"] += plan.reused_tokens
+        for tier, tokens in spans.loaded_tokens.items():
+            self._counts[f"reused_tokens/{tier}"] += tokens
+        self._counts["reused_tokens/gpu"] += plan.reused_tokens - sum(spans.loaded_tokens.values())
         self._counts["isolated_tokens"] += plan.isolated_tokens
         self._counts[f"gap_tokens/{spans.policy.name}"] += plan.gap_tokens
         self._counts["pad_tokens"] += spans.pad_tokens
@@ -45,6 +47,14 @@ class SpanStats:
             if span.end > num_cached_tokens
         )
         self._counts["pad_tokens"] += spans.pad_tokens
+
+    def count_load_failures(self, reason: str, blocks: int) -> None:
+        """Count blocks that a tier was thought to hold and could not give."""
+        self._counts[f"load_failures/{reason}"] += blocks
+
+    def count_store_failures(self, reason: str, blocks: int) -> None:
+        """Count blocks that a tier could not take."""
+        self._counts[f"store_failures/{reason}"] += blocks
 
     def count_segment(self, kind: SegmentKind) -> None:
         """Count a segment whose last token is scheduled."""

@@ -100,6 +100,9 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     if current_platform.is_cuda():
         backend = config.attention_config.backend or cuda_backend(config)
         config.attention_config.backend = backend
+    if config.kv_transfer_config is not None:
+        # vLLM's default ends a request whose load fails.
+        config.kv_transfer_config.kv_load_failure_policy = "recompute"
     assert isinstance(config.additional_config, dict)
     config.additional_config["spans"] = spans.to_dict()
     logger.info(

@@ -1,0 +1,51 @@
+"""Configuration and handling of engines with tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.engine.harness import Engine
+
+PROBES = "tests.offload.probes:"
+
+
+def connector(**extra: Any) -> dict[str, Any]:
+    """``kv_transfer_config`` with our connector."""
+    return {
+        "kv_connector": "SpansOffloadingConnector",
+        "kv_connector_module_path": "vllm_spans.offload.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def probe(engine: Engine, name: str, **kwargs: Any) -> Any:
+    """Call a function of ``tests.offload.probes`` in the engine process."""
+    return engine.call(PROBES + name, **kwargs)
+
+
+def forget(engine: Engine, cpu: bool = False) -> None:
+    """Empty the KV cache, and CPU memory if asked to."""
+    probe(engine, "forget", cpu=cpu)
+
+
+def moved(engine: Engine, before: dict[str, float]) -> dict[str, float]:
+    """Counters that have moved, without their prefix and suffix."""
+    now = probe(engine, "counters")
+    return {
+        name.removeprefix("vllm_spans_").replace("_total", ""): value - before.get(name, 0)
+        for name, value in now.items()
+        if value != before.get(name, 0)
+    }
+
+
+def block_files(folder: Path) -> list[Path]:
+    """All block files below a folder, sorted."""
+    return sorted(folder.rglob("*.kv"))
+
+
+def assert_nothing_left(engine: Engine) -> None:
+    """Assert that an idle engine's tiers hold nothing on behalf of anybody."""
+    left = probe(engine, "in_use")
+    assert not any(left.values()), left

@@ -1,0 +1,69 @@
+"""Prevents: a setting of the tiers that is misread or silently ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_spans.offload.settings import (
+    OffloadSettings,
+    OffloadSettingsError,
+    format_size,
+    parse_size,
+)
+
+
+def test_either_tier_or_both(tmp_path: Path) -> None:
+    cpu = OffloadSettings.from_extra_config({"cpu_memory": "1.5GiB"})
+    assert (cpu.cpu_memory, cpu.files) == (3 * 1024**3 // 2, None)
+    files = OffloadSettings.from_extra_config({"files": str(tmp_path)})
+    assert (files.cpu_memory, files.files, files.files_limit) == (256 * 1024**2, tmp_path, None)
+    both = OffloadSettings.from_extra_config(
+        {
+            "cpu_memory": 4096,
+            "files": str(tmp_path),
+            "files_limit": "2TB",
+            "policy": "arc",
+            "load_timeout": 1,
+            "file_threads": 2,
+        }
+    )
+    assert both == OffloadSettings(4096, tmp_path, 2 * 1000**4, "arc", 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ({}, "no tier"),
+        ({"cpu_bytes": 1}, "cpu_bytes"),
+        ({"cpu_memory": "4 gigs"}, "cpu_memory"),
+        ({"cpu_memory": 0}, "cpu_memory"),
+        ({"cpu_memory": True}, "cpu_memory"),
+        ({"cpu_memory": "-1GiB"}, "cpu_memory"),
+        ({"files": "relative/folder"}, "absolute"),
+        ({"files": __file__}, "not a folder"),
+        ({"files": ""}, "files"),
+        ({"cpu_memory": 1, "files_limit": 5}, "files_limit"),
+        ({"cpu_memory": 1, "policy": "fifo"}, "fifo"),
+        ({"cpu_memory": 1, "load_timeout": 0}, "load_timeout"),
+        ({"cpu_memory": 1, "load_timeout": "5"}, "load_timeout"),
+        ({"cpu_memory": 1, "file_threads": 0}, "file_threads"),
+        ({"cpu_memory": 1, "file_threads": True}, "file_threads"),
+    ],
+)
+def test_what_cannot_be_used_is_named(extra: dict[str, Any], names: str) -> None:
+    with pytest.raises(OffloadSettingsError, match=names):
+        OffloadSettings.from_extra_config(extra)
+
+
+def test_sizes() -> None:
+    assert [parse_size(t) for t in ("1", "2 KB", "2kib", "3GiB")] == [1, 2000, 2048, 3 * 1024**3]
+    assert [format_size(s) for s in (0, 1023, 1536, 3 * 1024**3, 2 * 1024**4)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+        "2.0 TiB",
+    ]

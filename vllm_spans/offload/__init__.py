@@ -1,0 +1,1 @@
+"""KV offload: published blocks in CPU memory and files, brought back block by block. See docs/offload.md."""
