@@ -319,3 +319,28 @@ def test_decode_is_warmed_up_for_all_batch_sizes(make_config: Any) -> None:
 def test_scratch_must_hold_the_longest_sequence(make_config: Any) -> None:
     with pytest.raises(SpansConfigError, match="SCRATCH_TOKENS=100 "):
         ScratchShape.of(make_config(100))
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("name", ["SpansFlashAttentionBackend", "SpansTritonAttentionBackend"])
+def test_backends_take_quantised_caches_on_any_gpu(name: str, cache_dtype: Any) -> None:
+    """The stock kernel reads the scratch cache, so that its own limits on quantised caches do not hold."""
+    from vllm.platforms.interface import DeviceCapability
+
+    from vllm_spans.attention import cuda_backends
+
+    reasons = getattr(cuda_backends, name).validate_configuration(
+        head_size=128,
+        dtype=torch.bfloat16,
+        kv_cache_dtype=cache_dtype,
+        block_size=16,
+        use_mla=False,
+        has_sink=False,
+        use_sparse=False,
+        use_mm_prefix=False,
+        use_per_head_quant_scales=False,
+        device_capability=DeviceCapability(8, 6),
+        attn_type="decoder",
+        has_sliding_window=True,
+    )
+    assert reasons == []

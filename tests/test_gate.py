@@ -1,0 +1,106 @@
+"""Prevents: an engine on CUDA that starts with a GPU, a backend or a dtype that the kernels do not handle.
+
+There is no GPU here, so the platform that vLLM reports is replaced; the checks themselves are the real ones.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from vllm_spans.gate import _cache_reasons, _platform_reasons
+from vllm_spans.patches.engine import cuda_backend
+
+FLASH, TRITON = AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the compute capability of the platform, 90 at first."""
+    platform = types.SimpleNamespace(
+        device_type="cuda", is_cpu=lambda: False, is_cuda=lambda: True, number=90
+    )
+    platform.has_device_capability = lambda least: platform.number >= least
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    return platform
+
+
+def config(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: str = "auto",
+    backend: AttentionBackendEnum | None = None,
+    architecture: str = "LlamaForCausalLM",
+    **parallel: Any,
+) -> Any:
+    """The parts of vLLM's configuration that these checks read."""
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(dtype=dtype, architecture=architecture),
+        cache_config=types.SimpleNamespace(
+            cache_dtype=cache_dtype,
+            enable_prefix_caching=True,
+            kv_cache_dtype_skip_layers=[],
+            kv_sharing_fast_prefill=False,
+        ),
+        attention_config=types.SimpleNamespace(backend=backend, backend_per_kind={}),
+        parallel_config=types.SimpleNamespace(enable_dbo=False, **parallel),
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "named"),
+    [
+        (75, {}, "older than Ampere"),
+        (86, {"cache_dtype": "fp8"}, "use fp8_e5m2 or auto"),
+        (90, {"backend": AttentionBackendEnum.FLASHINFER}, "--attention-backend FLASHINFER"),
+        (90, {"backend": FLASH, "dtype": torch.float32}, "--dtype torch.float32"),
+    ],
+)
+def test_refused_by_name(capability: Any, number: int, options: dict[str, Any], named: str) -> None:
+    capability.number = number
+    (reason,) = _platform_reasons(config(**options))
+    assert named in reason
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (80, {}),
+        (86, {"cache_dtype": "fp8_e5m2"}),
+        (89, {"cache_dtype": "fp8"}),
+        (90, {"backend": TRITON, "dtype": torch.float32}),
+        (90, {"backend": FLASH, "cache_dtype": "fp8_e4m3"}),
+    ],
+)
+def test_what_the_kernels_handle_is_not_refused(
+    capability: Any, number: int, options: dict[str, Any]
+) -> None:
+    capability.number = number
+    assert _platform_reasons(config(**options)) == []
+    assert _cache_reasons(config(**options)) == []
+
+
+def test_other_quantised_caches_are_refused(capability: Any) -> None:
+    (reason,) = _cache_reasons(config(cache_dtype="int8_per_token_head"))
+    assert "--kv-cache-dtype int8_per_token_head" in reason
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "backend"),
+    [
+        (90, {}, FLASH),
+        (80, {}, FLASH),
+        (90, {"dtype": torch.float32}, TRITON),
+        (90, {"architecture": "GptOssForCausalLM"}, FLASH),
+        (86, {"architecture": "GptOssForCausalLM"}, TRITON),
+    ],
+)
+def test_prefill_runs_on_flash_attention_where_it_can(
+    capability: Any, number: int, options: dict[str, Any], backend: AttentionBackendEnum
+) -> None:
+    capability.number = number
+    assert cuda_backend(config(**options)) is backend
