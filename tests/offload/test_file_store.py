@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.offload.stores import IDENTITY, block_of, key_of
-from vllm_spans.offload import file_format
+from vllm_spans.offload import file_format, file_store
 from vllm_spans.offload.file_format import HEADER_SIZE, BadFileError, FileError
 from vllm_spans.offload.file_store import TEMPORARY, FileStore, verify, walk
 
@@ -48,6 +50,26 @@ def test_what_was_written_is_read(store: FileStore) -> None:
     assert read(store, 1) == block_of(1)
     assert store.write(key_of(1), block_of(1)) == 0, "stored once"
     verify(store.path(key_of(1)))
+
+
+def test_two_replicas_write_one_key_at_once(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins and ends in the middle of this one's write, with the same process id."""
+    other = FileStore(tmp_path, "some/model", IDENTITY)
+    write_all = file_store._write_all
+
+    def interrupted(descriptor: int, data: Any) -> None:
+        monkeypatch.setattr(file_store, "_write_all", write_all)
+        other.write(key_of(1), block_of(1))
+        write_all(descriptor, data)
+
+    store.path(key_of(1)).parent.mkdir(parents=True)
+    store._numbers, other._numbers = itertools.count(100), itertools.count(100)
+    monkeypatch.setattr(file_store, "_write_all", interrupted)
+    store.write(key_of(1), block_of(1))
+    assert read(store, 1) == read(other, 1) == block_of(1)
+    assert not [entry.name for entry in walk(tmp_path) if entry.name.startswith(TEMPORARY)]
 
 
 def test_another_process_finds_it(store: FileStore, tmp_path: Path) -> None:

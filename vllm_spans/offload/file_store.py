@@ -11,6 +11,7 @@ import errno
 import itertools
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,8 @@ class FileStore:
         self._name = name
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name.strip("/"))
         self.folder = versioned(root) / f"{safe[-64:]}-{identity.fingerprint}"
+        # Beside the process id, which replicas in containers have in common.
+        self._writer = secrets.token_hex(8)
         self._numbers = itertools.count()
 
     def path(self, key: bytes) -> Path:
@@ -140,7 +143,8 @@ class FileStore:
                     os.utime(path)
 
     def _write(self, path: Path, *parts: Buffer) -> None:
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{next(self._numbers)}-{path.name}")
+        writer = f"{os.getpid()}-{self._writer}-{next(self._numbers)}"
+        temporary = path.with_name(f"{TEMPORARY}{writer}-{path.name}")
         try:
             with open(temporary, "xb", buffering=0) as file:
                 for part in parts:
