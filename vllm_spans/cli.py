@@ -24,6 +24,8 @@ examples:
       Serve the small embedded model on this machine; no model hub is needed.
   vllm-spans serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 8192
       Serve another model; every flag of `vllm serve` works.
+  vllm-spans warm ./documents
+      Compute the documents of a folder on a running server, ahead of the requests over them.
   vllm-spans explain --help
       Show how a request is cut into pieces and spans, and what of it is cached.
 
@@ -90,8 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `serve` passes most flags on, which argparse cannot do behind a subcommand.
         if arguments[:1] == ["serve"]:
             return _serve(arguments[1:])
-        parser = _parser(with_explain=arguments[:1] == ["explain"])
+        parser = _parser(arguments[0] if arguments else None)
         options = parser.parse_args(arguments)
+        if options.command == "warm":
+            from vllm_spans.warm import cli as warm_cli
+
+            return warm_cli.run(options)
         if options.command == "explain":
             from vllm_spans.markup import explain_cli
 
@@ -293,7 +299,8 @@ def _version() -> str:
     return f"{PROGRAM} {_installed('vllm_spans')} (vLLM {engine or 'not installed'})"
 
 
-def _parser(with_explain: bool) -> argparse.ArgumentParser:
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser of all commands but ``serve``; only the arguments of the given one are filled in."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description=_DESCRIPTION,
@@ -303,12 +310,21 @@ def _parser(with_explain: bool) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="start the server (MODEL, then any flag of `vllm serve`)")
+    warm = commands.add_parser(
+        "warm",
+        help="compute the documents of a corpus ahead of the requests over them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if command == "warm":
+        from vllm_spans.warm import cli as warm_cli
+
+        warm_cli.add_arguments(warm)
     explain = commands.add_parser(
         "explain",
         help="show the pieces, spans and pads of a request, and what of it is cached",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if with_explain:
+    if command == "explain":
         from vllm_spans.markup import explain_cli
 
         explain_cli.add_arguments(explain)
