@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="title of a text file in the form documents: none, the file's name, or its name without "
         "the ending (default: %(default)s)",
     )
+    form.add_argument(
+        "--strip",
+        action="store_true",
+        help="take the white space off the ends of each text, for requests that do so too",
+    )
     form.add_argument("--delimiter", metavar="TEXT", help="the server's, for --form text")
     form.add_argument(
         "--alone",
@@ -100,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--batch-tokens",
         type=_positive,
-        default=4096,
+        default=2048,
         metavar="N",
         help="put small documents together into requests of up to so many tokens "
         "(default: %(default)s; 1 sends each on its own)",
@@ -178,7 +183,7 @@ async def _warm(args: argparse.Namespace, corpus: Corpus, tally: Tally, reporter
         form = Form(args.form, model.name, args.delimiter, args.cache_salt, args.alone)
         settings = Settings(args.concurrency, args.batch_tokens, args.force, args.check)
         runner = Runner(server, model, form, settings, tally, reporter)
-        await runner.run(read(corpus, args.title))
+        await runner.run(read(corpus, args.title, args.strip))
 
 
 def _positive(text: str) -> int:

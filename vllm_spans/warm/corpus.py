@@ -97,27 +97,30 @@ def scan(paths: Sequence[str], globs: Sequence[str] = DEFAULT_GLOBS) -> Corpus:
     documents = size = 0
     for path in files:
         try:
-            documents += _count(path)
             size += path.stat().st_size
+            documents += _count(path)
         except OSError:
             # It is named when it is read.
             documents += 1
     return Corpus(tuple(files), documents, size)
 
 
-def read(corpus: Corpus, title: TitleSource = "none") -> Iterator[Document | Unreadable]:
+def read(
+    corpus: Corpus, title: TitleSource = "none", strip: bool = False
+) -> Iterator[Document | Unreadable]:
     """Read the documents of a corpus, in order.
 
     Args:
         corpus: From ``scan``.
         title: Title of a text file's document: none, the file's name, or its name without the ending. A line of
             JSON says its own.
+        strip: Take the white space off the ends of each text.
     """
     for path in corpus.files:
         if path.suffix == _JSON_LINES:
-            yield from _read_lines(path)
+            yield from _read_lines(path, strip)
         else:
-            yield _read_text(path, title)
+            yield _read_text(path, title, strip)
 
 
 def _walk(root: Path, globs: Sequence[str]) -> Iterator[Path]:
@@ -136,7 +139,7 @@ def _count(path: Path) -> int:
         return max(1, sum(1 for line in file if line.strip()))
 
 
-def _read_text(path: Path, title: TitleSource) -> Document | Unreadable:
+def _read_text(path: Path, title: TitleSource, strip: bool) -> Document | Unreadable:
     name, size = str(path), 0
     try:
         content = path.read_bytes()
@@ -147,24 +150,24 @@ def _read_text(path: Path, title: TitleSource) -> Document | Unreadable:
     except UnicodeDecodeError as error:
         return Unreadable(name, f"is not UTF-8 (byte {error.start})", size)
     titles = {"none": None, "name": path.name, "stem": path.stem}
-    return _checked(name, text, titles[title], size)
+    return _checked(name, text, titles[title], size, strip)
 
 
-def _read_lines(path: Path) -> Iterator[Document | Unreadable]:
+def _read_lines(path: Path, strip: bool) -> Iterator[Document | Unreadable]:
     try:
         with path.open("rb") as file:
             is_empty = True
             for number, line in enumerate(file, 1):
                 if line.strip():
                     is_empty = False
-                    yield _read_line(f"{path}:{number}", line)
+                    yield _read_line(f"{path}:{number}", line, strip)
             if is_empty:
                 yield Unreadable(str(path), "is empty", path.stat().st_size)
     except OSError as error:
         yield Unreadable(str(path), f"cannot be read: {error.strerror}", 0)
 
 
-def _read_line(name: str, line: bytes) -> Document | Unreadable:
+def _read_line(name: str, line: bytes, strip: bool) -> Document | Unreadable:
     size = len(line)
     try:
         found = json.loads(line)
@@ -175,10 +178,13 @@ def _read_line(name: str, line: bytes) -> Document | Unreadable:
     title = found.get("title")
     if title is not None and not isinstance(title, str):
         return Unreadable(name, 'has a "title" that is no string', size)
-    return _checked(name, found["text"], title, size)
+    return _checked(name, found["text"], title, size, strip)
 
 
-def _checked(name: str, text: str, title: str | None, size: int) -> Document | Unreadable:
-    if not text.strip():
+def _checked(
+    name: str, text: str, title: str | None, size: int, strip: bool
+) -> Document | Unreadable:
+    bare = text.strip()
+    if not bare:
         return Unreadable(name, "is empty", size)
-    return Document(name, text, title, size)
+    return Document(name, bare if strip else text, title, size)

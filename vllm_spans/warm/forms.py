@@ -32,8 +32,9 @@ class Form:
         model: The model's name, or that of a LoRA adapter.
         delimiter: The server's, for ``text``.
         cache_salt: The tenant's salt.
-        alone: Send a lone document without a companion. In the form ``documents`` a template that renders them
-            itself writes a frame around each, which belongs to the spans where there are two or more.
+        alone: Send each document by itself. Else it always has another one beside it in the form ``documents``:
+            what a template that renders them itself writes around each belongs to the spans only where there are
+            two or more.
     """
 
     name: FormName
@@ -52,7 +53,8 @@ class Form:
     def can_share(self, one: Document, two: Document) -> bool:
         """Whether two documents may be in one request without changing each other's tokens."""
         # A frame that not all documents have is not theirs.
-        return self.name != "documents" or (one.title is None) == (two.title is None)
+        same_frame = self.name != "documents" or (one.title is None) == (two.title is None)
+        return same_frame and not self.alone
 
     def body(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Body of a chat completion whose first spans are the documents, in order.
