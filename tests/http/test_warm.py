@@ -205,10 +205,12 @@ def test_requests_keep_within_the_context(
 ) -> None:
     rng = random.Random(40)
     for index in range(2):
-        (tmp_path / f"{index}.txt").write_text(Traffic.text(rng, 900))
-    arguments = ["--concurrency=1", "--batch-tokens=9999", "--retries=0", str(tmp_path)]
+        (tmp_path / f"{index}.txt").write_text(Traffic.text(rng, 1100))
+    rejected = server.metrics().get("vllm_spans_rejected_total", 0)
+    arguments = ["--concurrency=1", "--batch-tokens=9999", str(tmp_path)]
     code, done, messages = warm(capsys, server, *arguments)
     assert code == 0, messages
+    assert server.metrics().get("vllm_spans_rejected_total", 0) == rejected
     assert done["tokens"]["total"] > 2048
     assert (done["documents"]["computed"], done["requests"]) == (2, 2)
 
