@@ -286,12 +286,26 @@ def test_ctrl_c_prints_the_summary(server: Server, tmp_path: Path) -> None:
     assert json.loads(output)["documents"]["already_cached"] >= counted > 0
 
 
-def test_a_server_that_goes_away(tiny_model: str, tmp_path: Path) -> None:
-    Folder(tmp_path, 70, count=300)
-    running = Server(tiny_model)
+def test_a_server_that_is_too_small_and_then_goes_away(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.mkdir()
+    large.mkdir()
+    Folder(small, 70, count=40)
+    Folder(large, 71, count=300)
+    running = Server(tiny_model, "--num-gpu-blocks-override=68")
     try:
-        process = start(running.url, tmp_path, "--retries=2", "--json")
-        wait_for_work(running, 0)
+        code, done, _ = warm(capsys, running, "--concurrency=1", str(small))
+        assert (code, done["documents"]["computed"]) == (0, 40)
+        assert done["kv_cache_tokens"] == 67 * 32 < done["tokens"]["total"]
+        assert warm(capsys, running, "--check", str(small))[1]["documents"]["missing"] > 0
+        assert cli.main(["warm", "--url", running.url, "--check", str(small)]) == 1
+        assert "cache holds 2,144 tokens, fewer than these spans" in capsys.readouterr().out
+
+        before = completed(running)
+        process = start(running.url, large, "--retries=2", "--json")
+        wait_for_work(running, before)
         os.killpg(running.process.pid, signal.SIGKILL)
         output, messages = process.communicate(timeout=120)
     finally:

@@ -107,11 +107,16 @@ def progress_line(tally: Tally) -> str:
     if tally.failures:
         parts.append(f"{len(tally.failures)} failed")
     parts.append(f"tokens: {tally.computed_tokens:,} computed, {tally.cached_tokens:,} cached")
-    if tally.seconds > 0:
-        parts.append(f"{tally.computed_tokens / tally.seconds:,.0f} tokens/s")
+    parts[-1] += _rate(tally)
     left = tally.remaining_seconds
     parts.append("? left" if left is None else f"{format_duration(left)} left")
     return ", ".join(parts)
+
+
+def _rate(tally: Tally) -> str:
+    if not tally.computed_tokens or not tally.seconds:
+        return ""
+    return f", {tally.computed_tokens / tally.seconds:,.0f} tokens/s"
 
 
 def summary(tally: Tally) -> str:
@@ -134,10 +139,7 @@ def summary(tally: Tally) -> str:
         lines.append(
             f"KV         {format_size(tally.kv_bytes)}, {tally.kv_bytes_per_token:,} bytes a token"
         )
-    lines.append(
-        f"time       {tally.seconds:.1f} s, {tally.requests:,} requests"
-        + (f", {tally.computed_tokens / tally.seconds:,.0f} tokens/s" if tally.seconds > 0 else "")
-    )
+    lines.append(f"time       {tally.seconds:.1f} s, {tally.requests:,} requests{_rate(tally)}")
     if tally.overflows:
         lines.append(
             f"warning: the server's KV cache holds {tally.kv_cache_tokens:,} tokens, fewer than these spans: "
