@@ -24,6 +24,8 @@ examples:
       Serve the small embedded model on this machine; no model hub is needed.
   vllm-spans serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 8192
       Serve another model; every flag of `vllm serve` works.
+  vllm-spans warm ./documents
+      Compute the documents of a folder on a running server, ahead of the requests over them.
   vllm-spans explain --help
       Show how a request is cut into pieces and spans, and what of it is cached.
   vllm-spans cache stat /var/cache/spans
@@ -94,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _serve(arguments[1:])
         parser = _parser(arguments[0] if arguments else None)
         options = parser.parse_args(arguments)
+        if options.command == "warm":
+            from vllm_spans.warm import cli as warm_cli
+
+            return warm_cli.run(options)
         if options.command == "explain":
             from vllm_spans.markup import explain_cli
 
@@ -310,6 +316,15 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="start the server (MODEL, then any flag of `vllm serve`)")
+    warm = commands.add_parser(
+        "warm",
+        help="compute the documents of a corpus ahead of the requests over them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if command == "warm":
+        from vllm_spans.warm import cli as warm_cli
+
+        warm_cli.add_arguments(warm)
     explain = commands.add_parser(
         "explain",
         help="show the pieces, spans and pads of a request, and what of it is cached",

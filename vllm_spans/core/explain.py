@@ -16,7 +16,7 @@ def explain_request(
     token_ids: list[int],
     extra_args: dict[str, Any] | None,
     cache_salt: str | None,
-    lora_name: str | None,
+    lora: list[str] | None,
 ) -> dict[str, Any]:
     """Plan a request against the present cache.
 
@@ -25,15 +25,17 @@ def explain_request(
         token_ids: The prompt, pads included.
         extra_args: Span arguments of the request.
         cache_salt: Its tenant.
-        lora_name: Must be ``None``: an adapter is known by more than its name.
+        lora: Name and path of its LoRA adapter, which vLLM keys blocks by.
 
     Returns:
         ``pieces``: ``kind`` (``prefix``, ``plus``, ``cross``), ``start``, ``end``, ``cached_tokens`` of each;
-        ``plan``: token counts of the plan, for a request with spans.
+        ``kv_bytes_per_token``: bytes that all workers together keep of a token; ``kv_cache_tokens``: tokens that
+        the KV cache holds; ``plan``: token counts of the plan, for a request with spans.
 
     Raises:
         SpanLayoutError: The span arguments cannot be served.
     """
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -44,6 +46,7 @@ def explain_request(
         sampling_params=SamplingParams(max_tokens=1, extra_args=extra_args or None),
         pooling_params=None,
         cache_salt=cache_salt,
+        lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None,
         block_hasher=core.request_block_hasher,
     )
     spans = getattr(request, "vllm_spans", None)
@@ -65,7 +68,7 @@ def explain_request(
         }
         for start, end in itertools.pairwise(edges)
     ]
-    result: dict[str, Any] = {"pieces": pieces, "block_size": size}
+    result: dict[str, Any] = {"pieces": pieces, "block_size": size, **_kv_cache_size(core)}
     if spans is not None and spans.keys is not None:
         plan = make_plan(
             spans.layout,
@@ -86,3 +89,15 @@ def explain_request(
             "segments": len(plan.segments),
         }
     return result
+
+
+def _kv_cache_size(core: EngineCore) -> dict[str, int]:
+    scheduler: Any = core.scheduler
+    config, size = scheduler.kv_cache_config, scheduler.block_size
+    workers = core.vllm_config.parallel_config.tensor_parallel_size
+    block_bytes = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+    # vLLM keeps one block for itself.
+    return {
+        "kv_bytes_per_token": block_bytes * workers // size,
+        "kv_cache_tokens": (config.num_blocks - 1) * size,
+    }

@@ -85,7 +85,7 @@ async def explain(raw_request: Request) -> JSONResponse:
         token_ids,
         extra_args,
         request.cache_salt,
-        lora.lora_name if lora is not None else None,
+        [lora.lora_name, lora.lora_path] if lora is not None else None,
     )
     answer = describe(
         prompt,

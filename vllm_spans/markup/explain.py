@@ -53,11 +53,12 @@ def describe(
         gap_policy: The policy in force for the request.
         gap_length: Its k.
         decode: Text of tokens.
-        cached: The engine's answer: pieces with ``start`` and ``cached_tokens``; ``None`` when it has
-            none.
+        cached: The engine's answer: pieces with ``start`` and ``cached_tokens``, and the size of its KV
+            cache; ``None`` when there is no engine.
 
     Returns:
-        The answer as plain JSON values. ``cached_tokens`` of a piece is ``None`` if unknown.
+        The answer as plain JSON values. ``cached_tokens`` of a piece, and the cache's size, are ``None``
+        if unknown.
     """
     known: dict[int, int] = {}
     for piece in (cached or {}).get("pieces", ()):
@@ -92,6 +93,8 @@ def describe(
         "prompt_tokens": len(token_ids),
         "span_pad_tokens": prompt.pad_tokens if prompt is not None else 0,
         "spans": sum(piece["kind"] == "plus" for piece in pieces),
+        "kv_bytes_per_token": (cached or {}).get("kv_bytes_per_token"),
+        "kv_cache_tokens": (cached or {}).get("kv_cache_tokens"),
         "pieces": pieces,
     }
 

@@ -91,7 +91,7 @@ def ask(url: str, body: dict[str, Any], api_key: str | None = None) -> dict[str,
     Raises:
         ExplainError: No server there, a server without spans, or a refused request.
     """
-    base = url.rstrip("/").removesuffix("/v1")
+    base = base_url(url)
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -102,30 +102,45 @@ def ask(url: str, body: dict[str, Any], api_key: str | None = None) -> dict[str,
         with urllib.request.urlopen(request, timeout=120) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
-        raise ExplainError(_refusal(error)) from error
+        raise ExplainError(refusal(error.code, error.read(), str(error.reason))) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ExplainError(
-            f"no answer from {base}: {reason}. Start a server with `vllm-spans serve`, or give "
-            "its address with --url."
-        ) from error
+        raise ExplainError(no_answer(base, getattr(error, "reason", error))) from error
 
 
-def _refusal(error: urllib.error.HTTPError) -> str:
-    if error.code == 404:
-        detail = _detail(error)
+def base_url(url: str) -> str:
+    """The server's address without ``/v1``.
+
+    Args:
+        url: What the user gave.
+    """
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def no_answer(base: str, reason: object) -> str:
+    """What to tell a user whose server does not answer, with the remedy."""
+    return (
+        f"no answer from {base}: {reason}. Start a server with `vllm-spans serve`, or give its "
+        "address with --url"
+    )
+
+
+def refusal(status: int, body: bytes, phrase: str) -> str:
+    """What to tell a user whose request was refused.
+
+    Args:
+        status: The answer's status.
+        body: The answer.
+        phrase: The status in words, for an answer that says nothing.
+    """
+    try:
+        detail = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        detail = phrase
+    if status == 404:
         if "model" in detail:
             return detail
         return "the server runs without spans: start it with VLLM_V1_SPANS_ENABLED=1"
-    return f"HTTP {error.code}: {_detail(error)}"
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        payload = json.load(error)
-        return str(payload["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error.reason)
+    return f"HTTP {status}: {detail}"
 
 
 def table(answer: dict[str, Any]) -> str:

@@ -288,11 +288,11 @@ def _add_explain() -> None:
         token_ids: list[int],
         extra_args: dict[str, Any] | None,
         cache_salt: str | None = None,
-        lora_name: str | None = None,
+        lora: list[str] | None = None,
     ) -> dict[str, Any]:
         from vllm_spans.core.explain import explain_request
 
-        return explain_request(self, token_ids, extra_args, cache_salt, lora_name)
+        return explain_request(self, token_ids, extra_args, cache_salt, lora)
 
     EngineCore.spans_explain = spans_explain  # type: ignore[attr-defined]
 
