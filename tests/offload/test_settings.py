@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_spans.offload.settings import (
-    OffloadSettings,
-    OffloadSettingsError,
-    format_size,
-    parse_size,
-)
+from vllm_spans.offload.settings import OffloadSettings, OffloadSettingsError
 
 
 def test_either_tier_or_both(tmp_path: Path) -> None:
@@ -56,14 +51,3 @@ def test_either_tier_or_both(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_named(extra: dict[str, Any], names: str) -> None:
     with pytest.raises(OffloadSettingsError, match=names):
         OffloadSettings.from_extra_config(extra)
-
-
-def test_sizes() -> None:
-    assert [parse_size(t) for t in ("1", "2 KB", "2kib", "3GiB")] == [1, 2000, 2048, 3 * 1024**3]
-    assert [format_size(s) for s in (0, 1023, 1536, 3 * 1024**3, 2 * 1024**4)] == [
-        "0 B",
-        "1023 B",
-        "1.5 KiB",
-        "3.0 GiB",
-        "2.0 TiB",
-    ]

@@ -10,7 +10,6 @@ from vllm_spans.warm.progress import (
     Reporter,
     Tally,
     format_duration,
-    format_size,
     progress_line,
     summary,
 )
@@ -104,14 +103,5 @@ def test_a_file_gets_whole_lines_and_few_failures() -> None:
     assert quiet.getvalue() == ""
 
 
-def test_durations_and_sizes() -> None:
+def test_durations() -> None:
     assert [format_duration(s) for s in (0.4, 65, 3725)] == ["0:00", "1:05", "1:02:05"]
-    sizes = (0, 1023, 1024, 1536 * 1024, 5 * 2**40, 5000 * 2**40)
-    assert [format_size(size) for size in sizes] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "1.5 MiB",
-        "5.0 TiB",
-        "5000.0 TiB",
-    ]

@@ -20,7 +20,7 @@ from typing import Any
 from vllm_spans.offload.file_format import FileError
 from vllm_spans.offload.file_store import ABOUT, SUFFIX, TEMPORARY, verify, versioned, walk
 from vllm_spans.offload.pruning import prune
-from vllm_spans.offload.settings import format_size, parse_size
+from vllm_spans.sizes import format_size, parse_size
 
 
 class CacheError(Exception):

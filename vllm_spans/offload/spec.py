@@ -12,7 +12,8 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from vllm_spans.offload.host_copy import HostCopyWorker
-from vllm_spans.offload.settings import OffloadSettings, OffloadSettingsError, format_size
+from vllm_spans.offload.settings import OffloadSettings, OffloadSettingsError
+from vllm_spans.sizes import format_size
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from vllm_spans.sizes import format_size
+
 _SHOWN_FAILURES = 20
 
 
@@ -212,12 +214,3 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def format_size(size: int) -> str:
-    """A size for people, such as ``1.5 GiB``."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
