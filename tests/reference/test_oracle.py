@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,19 @@ def test_wrong_rotation_is_seen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch)
     assert gap(oracle.prefill(prompt, **layout)[0][-1], right) > 1e-2
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order: which experts other tokens go to changes how many threads share a sum."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("name", WINDOWS)
-def test_window_counts_positions_of_what_is_computed(name: str, tmp_path: Path) -> None:
+def test_window_counts_positions_of_what_is_computed(
+    name: str, tmp_path: Path, one_thread: None
+) -> None:
     """Which tokens the first layer lets each token see: in context by place in the prompt, alone within the span."""
     oracle = Oracle(str(save_model(name, tmp_path)), BLOCK, interleaved=name in INTERLEAVED)
     prompt = tokens(9 * BLOCK + 20, 9)
