@@ -12,8 +12,9 @@ import pytest
 import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from vllm_spans.config import SpansConfig, SpansConfigError
 from vllm_spans.gate import _cache_reasons, _platform_reasons
-from vllm_spans.patches.engine import cuda_backend
+from vllm_spans.patches.engine import cuda_backend, install_into
 
 FLASH, TRITON = AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN
 
@@ -104,3 +105,17 @@ def test_prefill_runs_on_flash_attention_where_it_can(
 ) -> None:
     capability.number = number
     assert cuda_backend(config(**options)) is backend
+
+
+def test_a_scratch_cache_that_is_too_small_is_refused_before_weights_are_loaded(
+    capability: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other checks are the business of other tests."""
+    monkeypatch.setattr("vllm_spans.gate.check_config", lambda config: None)
+    engine = config()
+    engine.cache_config.block_size = 16
+    engine.model_config.max_model_len = 4096
+    engine.scheduler_config = types.SimpleNamespace(async_scheduling=True)
+    engine.kv_transfer_config, engine.additional_config = None, {}
+    with pytest.raises(SpansConfigError, match="SCRATCH_TOKENS=4095 "):
+        install_into(engine, SpansConfig(scratch_tokens=4095))

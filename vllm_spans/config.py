@@ -164,13 +164,7 @@ def setting_names() -> tuple[str, ...]:
     )
 
 
-_INT_FIELDS = {
-    "gap_length": 1,
-    "token_plus": 0,
-    "token_cross": 0,
-    "max_spans": 1,
-    "scratch_tokens": 1,
-}
+_INT_FIELDS = {"gap_length", "token_plus", "token_cross", "max_spans", "scratch_tokens"}
 
 
 def _parse(name: str, value: Any, source: str) -> Any:

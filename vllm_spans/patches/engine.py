@@ -89,6 +89,7 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
     """
     from vllm.platforms import current_platform
 
+    from vllm_spans.attention.cuda_scratch import ScratchShape
     from vllm_spans.gate import check_config, has_windows
 
     check_config(config)
@@ -105,6 +106,9 @@ def install_into(config: VllmConfig, spans: SpansConfig) -> None:
         config.kv_transfer_config.kv_load_failure_policy = "recompute"
     assert isinstance(config.additional_config, dict)
     config.additional_config["spans"] = spans.to_dict()
+    if current_platform.is_cuda():
+        # Refuses a scratch cache that is too small now, not when the weights have been loaded.
+        ScratchShape.of(config)
     logger.info(
         "spans are on: gap policy %s, gap length %s, block size %d",
         spans.gap_policy,
