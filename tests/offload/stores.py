@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from vllm_spans.offload.file_format import FileError, Identity
 from vllm_spans.offload.file_store import FileStore
@@ -64,6 +69,19 @@ def kill_writers(root: str, cycles: int, seed: int) -> None:
             os.waitpid(child, 0)
     leftovers = sum(1 for _ in Path(root).rglob(".tmp-*"))
     print(read, missing, leftovers)
+
+
+@contextlib.contextmanager
+def small_file_system(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in ``folder``; the test is skipped where none can be mounted."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here; it needs root")
+    try:
+        yield folder
+    finally:
+        # Lazily: an engine may still hold files.
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 if __name__ == "__main__":

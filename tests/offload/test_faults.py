@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.offload.engines import (
     moved,
     probe,
 )
+from tests.offload.stores import small_file_system
 from vllm_spans.offload.file_format import HEADER_SIZE
 from vllm_spans.offload.file_store import verify
 
@@ -259,11 +259,8 @@ def test_resets_and_preemptions_during_a_load(engine: Engine, spans_engine: Engi
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here; it needs root")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    with small_file_system(tmp_path, "600k") as folder:
+        yield folder
 
 
 def test_a_full_disk(spans_engine: Engine, tiny_model: str, small_disk: Path) -> None:

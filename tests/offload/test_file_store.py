@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.offload.stores import IDENTITY, block_of, key_of
+from tests.offload.stores import IDENTITY, block_of, key_of, small_file_system
 from vllm_spans.offload import file_format, file_store
 from vllm_spans.offload.file_format import HEADER_SIZE, BadFileError, FileError
 from vllm_spans.offload.file_store import TEMPORARY, FileStore, verify, walk
@@ -206,11 +206,8 @@ def test_no_permission(store: FileStore, tmp_path: Path) -> None:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here; it needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_file_system(folder, "64k") as mounted:
+        yield mounted
 
 
 def test_a_full_disk(small_disk: Path) -> None:
