@@ -75,13 +75,14 @@ def in_use(worker: Any) -> dict[str, int]:
     primary = manager.primary_tier
     files = tiers.file_tier
     return {
-        "requests": len(tiers._requests),
+        "requests": len(tiers.lookups._requests),
+        "prefetch": len(tiers.lookups._prefetch._requests),
         "loads": len(tiers._loads),
         "stores": len(tiers._stores),
-        "loading": len(tiers._loading),
+        "loading": len(tiers.lookups.loading),
         "ended": len(tiers._ended),
         "published": len(tiers._published),
-        "asking": len(worker.scheduler._asking),
+        "asking": len(worker.scheduler._asking.waiting),
         "manager": len(manager._req_state),
         "jobs": len(manager._jobs),
         "pinned": primary._num_allocated_chunks
@@ -161,15 +162,16 @@ def gaps(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
     worker.add({**request, "id": "probe"})
     (waiting,) = list(scheduler.waiting)
     tiers, connector = _tiers(worker), scheduler.connector
+    lookups = tiers.lookups
     last = (waiting.num_tokens - 1) // scheduler.block_size
     end = time.monotonic() + 20
-    while not tiers.resolve(waiting.request_id, waiting.block_hashes[:last]):
+    while not lookups.resolve(waiting.request_id, [waiting.block_hashes[:last]]):
         tiers.build_metadata()
         assert time.monotonic() < end
     answer = {
         "gaps": connector.get_computed_token_gaps(waiting, 0),
         "later": connector.get_computed_token_gaps(waiting, scheduler.block_size),
-        "held": [tiers.holds(waiting.request_id, key) for key in waiting.block_hashes[:last]],
+        "held": [lookups.holds(waiting.request_id, key) for key in waiting.block_hashes[:last]],
         "tokens": waiting.num_tokens,
     }
     worker.engine.abort_request(["probe"])
@@ -239,4 +241,4 @@ def be_patient(worker: Any) -> None:
     """Let requests wait for files again, as they do some time after files were slow."""
     import math
 
-    _tiers(worker)._impatient_until = -math.inf
+    _tiers(worker).lookups._impatient_until = -math.inf

@@ -6,6 +6,7 @@ request's block table.
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,28 @@ def runs(blocks: Iterable[int]) -> Iterable[tuple[int, int]]:
         start = previous = block
     if start is not None and previous is not None:
         yield start, previous + 1
+
+
+def runs_by_span(blocks: Iterable[int], layout: SpanLayout | None, block_size: int) -> list[range]:
+    """Maximal runs of consecutive blocks that lie in one span, or in none.
+
+    Args:
+        blocks: Blocks of a table, increasing.
+        layout: Spans of the prompt, ``None`` for a prompt without.
+        block_size: Tokens per block.
+    """
+    spans = layout.spans if layout is not None else ()
+    starts = [span.start for span in spans]
+
+    def owner(block: int) -> int | None:
+        index = bisect.bisect_right(starts, block * block_size) - 1
+        return index if index >= 0 and block * block_size < spans[index].end else None
+
+    return [
+        range(first, last)
+        for start, end in runs(blocks)
+        for first, last in _same(range(start, end), owner)
+    ]
 
 
 def _same(blocks: Iterable[int], label: Callable[[int], object]) -> Iterable[tuple[int, int]]:

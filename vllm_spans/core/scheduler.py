@@ -9,7 +9,7 @@ start of its last contextual segment; from there on it is an ordinary request.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -17,6 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from vllm_spans.core.asking import Asking
 from vllm_spans.core.block_tables import SpanBlockTables
 from vllm_spans.core.identity import announce
 from vllm_spans.core.plan import make_plan
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
     from vllm_spans.core.request_spans import RequestSpans
@@ -65,10 +68,12 @@ class SpanSchedulerMixin(Scheduler):
         self._span_stats = SpanStats()
         # CPU memory and files behind the KV cache; without our connector there are none.
         self._tiers: Tiers | None = getattr(self.connector, "tiers", None)
+        self._asking: Asking | None = None
         if self._tiers is not None:
             self._tiers.attach(self._tables, self._span_stats)
-        # Requests with spans that wait for the tiers' answers; others may overtake them.
-        self._asking: set[str] = set()
+            self._asking = Asking(
+                self._tiers.lookups, self._tables, self.kv_cache_manager, self.block_size
+            )
 
     # ---- vLLM's hooks -------------------------------------------------------------------------------------
 
@@ -83,11 +88,23 @@ class SpanSchedulerMixin(Scheduler):
         self._preparation.release_heads()
         if self._tiers is not None:
             self._end_loads(self._tiers)
-        if not self._unplanned and not self._preparing:
-            return super().schedule(throttle_prefills)
-        self._rows = self._pick_rows(throttle_prefills)
-        with self._budget_without(self._rows):
-            return super().schedule(throttle_prefills)
+        with_spans = bool(self._unplanned or self._preparing)
+        if with_spans:
+            self._rows = self._pick_rows(throttle_prefills)
+        if self._asking is not None:
+            self._asking.prefetch(self.waiting)
+        with self._budget_without(self._rows) if with_spans else nullcontext():
+            output = super().schedule(throttle_prefills)
+        if self._tiers is not None:
+            self._tiers.begin_step(output)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        if self._tiers is not None:
+            self._tiers.end_step(scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -112,7 +129,7 @@ class SpanSchedulerMixin(Scheduler):
         spans = _spans_of(request)
         if spans is not None and not spans.prepared:
             return False
-        if request.request_id in self._asking:
+        if self._asking is not None and request.request_id in self._asking.waiting:
             return False
         return self._lora_fits(request)
 
@@ -138,7 +155,7 @@ class SpanSchedulerMixin(Scheduler):
                 self._unplanned.add(request.request_id)
         if self._tiers is not None and not request.is_finished():
             self._tiers.withdraw(self._tables.table(request))
-            self._tiers.release(request.request_id)
+            self._tiers.lookups.release(request.request_id)
         super()._free_request_blocks(request)
 
     def reset_prefix_cache(
@@ -218,29 +235,18 @@ class SpanSchedulerMixin(Scheduler):
                 continue
             if not self._lora_fits(request, rows):
                 continue
-            if not self._answered(request):
+            spans = _spans_of(request)
+            assert spans is not None
+            if self._asking is not None and not self._asking.is_answered(request, spans):
                 continue
             if not self._prepare(request, keep_free=ahead_blocks):
                 break
             budget.requests -= 1
             new_rows = self._rows_of(request, budget)
             rows += new_rows
-            spans = _spans_of(request)
-            if spans is not None and spans.prepared:
+            if spans.prepared:
                 budget.tokens -= request.num_tokens - request.num_computed_tokens
         return rows
-
-    def _answered(self, request: Request) -> bool:
-        """Ask the tiers for what the KV cache does not hold of a request; whether all answers are there."""
-        if self._tiers is None or not self.kv_cache_manager.prefix_cache_lookup_enabled(request):
-            return True
-        last = (request.num_tokens - 1) // self.block_size
-        missing = [key for key in request.block_hashes[:last] if self._tables.find(key) is None]
-        if self._tiers.resolve(request.request_id, missing):
-            self._asking.discard(request.request_id)
-            return True
-        self._asking.add(request.request_id)
-        return False
 
     def _prepare(self, request: Request, keep_free: int) -> bool:
         """Plan a request and give it its block table; False when blocks are short."""
@@ -354,7 +360,8 @@ class SpanSchedulerMixin(Scheduler):
     def _forget_plan(self, request: Request, spans: RequestSpans) -> None:
         self._preparing.pop(request.request_id, None)
         self._unplanned.discard(request.request_id)
-        self._asking.discard(request.request_id)
+        if self._asking is not None:
+            self._asking.waiting.discard(request.request_id)
         self._preparation.abandon(spans)
 
     def _fence_rows(self, scheduler_output: SchedulerOutput) -> None:
@@ -386,12 +393,12 @@ class SpanSchedulerMixin(Scheduler):
         assert spans.plan is not None
         table, keys = self._tables.table(request), request.block_hashes
         for block in spans.plan.loaded_spans:
-            tier = tiers.tier_of(request.request_id, keys[block])
+            tier = tiers.lookups.tier_of(request.request_id, keys[block])
             spans.loaded_tokens[tier] = spans.loaded_tokens.get(tier, 0) + self.block_size
         if spans.plan.loads:
             found = [(keys[block], table[block]) for block in spans.plan.loads]
             spans.load_job = tiers.start_load(request.request_id, found)
-        tiers.release(request.request_id)
+        tiers.lookups.release(request.request_id)
 
     def _reserved_for_loads(self) -> int:
         """Blocks that requests without spans still need whose prefix is being loaded, or has just been.

@@ -91,6 +91,12 @@ ENGINE_COUNTERS = (
         LOAD_FAILURES,
     ),
     CounterSpec(
+        "declined_loads",
+        "Blocks that a tier holds and that were not loaded, since computing them is faster, by tier.",
+        "tier",
+        ("cpu", "file"),
+    ),
+    CounterSpec(
         "store_failures", "Blocks that a tier could not take, by reason.", "reason", STORE_FAILURES
     ),
 )

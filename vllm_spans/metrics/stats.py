@@ -52,6 +52,10 @@ class SpanStats:
         """Count blocks that a tier was thought to hold and could not give."""
         self._counts[f"load_failures/{reason}"] += blocks
 
+    def count_declined(self, tier: str, blocks: int) -> None:
+        """Count blocks that a tier holds and that are computed, since that is faster."""
+        self._counts[f"declined_loads/{tier}"] += blocks
+
     def count_store_failures(self, reason: str, blocks: int) -> None:
         """Count blocks that a tier could not take."""
         self._counts[f"store_failures/{reason}"] += blocks

@@ -51,7 +51,8 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             if settings.files is not None:
                 spec.add_file_tier(vllm_config, kv_cache_config, settings)
-            self.tiers = Tiers(spec.make_manager(), settings.load_timeout)
+            cost = settings.make_cost_model(self._block_size, spec.kv_bytes_per_chunk)
+            self.tiers = Tiers(spec.make_manager(), settings.load_timeout, cost)
         else:
             self._worker = SpansConnectorWorker(spec, vllm_config, kv_cache_config)
 
@@ -72,7 +73,7 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
     def get_computed_token_gaps(
         self, request: Request, num_computed_tokens: int
     ) -> list[tuple[int, int]]:
-        """Token ranges of a request that the tiers do not hold.
+        """Token ranges of a request that the tiers do not hold, or that are cheaper to compute.
 
         Only what has been found by now counts as held; the scheduler asks the tiers before.
 
@@ -84,12 +85,12 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
             Half-open ranges after ``num_computed_tokens``, strictly increasing, not adjacent. The last token is
             always in one: it is computed for its logits.
         """
-        tiers, size = self._tiers, self._block_size
+        lookups, size = self._tiers.lookups, self._block_size
         last = (request.num_tokens - 1) // size
         missing = [
             block
             for block in range(num_computed_tokens // size, last)
-            if not tiers.holds(request.request_id, request.block_hashes[block])
+            if not lookups.holds(request.request_id, request.block_hashes[block])
         ]
         return [
             (start * size, min(end * size, request.num_tokens))
@@ -98,7 +99,7 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Request) -> None:
         """A request arrives."""
-        self._tiers.add_request(request.request_id)
+        self._tiers.lookups.add_request(request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -111,7 +112,9 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
             num_computed_tokens // self._block_size,
             (request.num_tokens - 1) // self._block_size,
         )
-        length = self._tiers.resolve_prefix(request.request_id, request.block_hashes[first:last])
+        length = self._tiers.lookups.resolve_prefix(
+            request.request_id, request.block_hashes[first:last]
+        )
         if length is None:
             return None, False
         return length * self._block_size, length > 0
@@ -131,7 +134,7 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         found = [
             (key, block)
             for key, block in zip(request.block_hashes, blocks.blocks[0], strict=False)
-            if self._tiers.holds(request.request_id, key)
+            if self._tiers.lookups.holds(request.request_id, key)
         ]
         assert len(found) * self._block_size == num_external_tokens
         self._tiers.start_load(request.request_id, found, for_vllm=True)
@@ -145,13 +148,13 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if report is not None:
             assert isinstance(report, SpansWorkerMetadata)
-            self._tiers.end_jobs(report.ended)
+            self._tiers.end_jobs(report.ended, report.seconds)
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The blocks may go: those of jobs are held by the jobs."""
-        self._tiers.finish_request(request.request_id)
+        self._tiers.lookups.finish_request(request.request_id)
         return False, None
 
     def request_finished_all_groups(

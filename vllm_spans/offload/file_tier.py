@@ -6,9 +6,15 @@ import logging
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    RequestOffloadingContext,
+    get_offload_block_hash,
+)
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.kv_offload.tiering.fs.thread_pool import DualQueueThreadPool
@@ -18,7 +24,7 @@ from vllm_spans.offload.file_store import FileStore
 from vllm_spans.offload.pruning import SizeLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from vllm.v1.kv_offload.base import (
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
         ScheduleEndContext,
     )
     from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    from vllm_spans.core.hashing import Key
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +71,37 @@ class FailureCounts:
         return counts
 
 
+class _Read:
+    """A job that reads files, in parts, each in a thread of its own.
+
+    Attributes:
+        keys: All of its keys.
+        done: Those that were read.
+    """
+
+    def __init__(self, keys: list[OffloadKey], clock: Callable[[], float]) -> None:
+        self.keys = keys
+        self.done: list[OffloadKey] = []
+        self._clock = clock
+        # Appending to a list is atomic, so threads need no lock here.
+        self._begun: list[float] = []
+        self._ended: list[float] = []
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Note when a part begins and ends."""
+        self._begun.append(self._clock())
+        try:
+            yield
+        finally:
+            self._ended.append(self._clock())
+
+    @property
+    def seconds(self) -> float:
+        """From the begin of the first part to the end of the last one; what the job waited before is not its own."""
+        return max(self._ended) - min(self._begun)
+
+
 class _Lookups(AsyncLookupManager):
     """Asks in a thread whether files exist."""
 
@@ -94,6 +133,10 @@ class SpansFileTier(SecondaryTierManager):
         threads: How many read, and how many write.
         name: Name of the model.
         identity: What the files must match.
+        clock: Seconds, for tests.
+
+    Attributes:
+        on_read: Told of every job whose files were all read: blocks and seconds.
     """
 
     medium: ClassVar[Medium | None] = Medium.STORAGE
@@ -109,6 +152,7 @@ class SpansFileTier(SecondaryTierManager):
         name: str,
         identity: Identity,
         backpressure_detector: None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.store = FileStore(root, name, identity)
@@ -118,8 +162,9 @@ class SpansFileTier(SecondaryTierManager):
         self._memory = primary_kv_view.cast("B")
         self._lookups = _Lookups(self.store, self.load_failures)
         self._pool = DualQueueThreadPool(threads, threads, "vllm-spans-files")
-        # Keys of a load, and those of them that were read, by job.
-        self._loads: dict[int, tuple[list[OffloadKey], list[OffloadKey]]] = {}
+        self._clock = clock
+        self._loads: dict[int, _Read] = {}
+        self.on_read: Callable[[int, float], None] | None = None
         logger.info("file tier in %s", self.store.folder)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -157,16 +202,16 @@ class SpansFileTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Read blocks into the CPU tier; those that are read right count, whatever happens to the others."""
         blocks = self._blocks_of(job_metadata)
-        done: list[OffloadKey] = []
-        self._loads[job_metadata.job_id] = ([key for key, _ in blocks], done)
+        job = self._loads[job_metadata.job_id] = _Read([key for key, _ in blocks], self._clock)
 
         def read(part: Sequence[tuple[OffloadKey, memoryview]]) -> None:
-            for key, memory in part:
-                try:
-                    self.store.read_into(key, memory)
-                    done.append(key)
-                except FileError as error:
-                    self.load_failures.add(error)
+            with job.part():
+                for key, memory in part:
+                    try:
+                        self.store.read_into(key, memory)
+                        job.done.append(key)
+                    except FileError as error:
+                        self.load_failures.add(error)
 
         self._enqueue(self._pool.enqueue_load, job_metadata.job_id, blocks, read)
 
@@ -177,14 +222,24 @@ class SpansFileTier(SecondaryTierManager):
             if job_id not in self._loads:
                 results.append(JobResult(job_id, success, transfer_time=seconds))
                 continue
-            keys, done = self._loads.pop(job_id)
-            missing = set(keys).difference(done)
+            job = self._loads.pop(job_id)
+            missing = set(job.keys).difference(job.done)
             if missing:
                 self._lookups.mark_miss(missing)
+            elif self.on_read is not None:
+                self.on_read(len(job.keys), job.seconds)
             results.append(
-                JobResult(job_id, not missing, tuple(done) or None, transfer_time=seconds)
+                JobResult(job_id, not missing, tuple(job.done) or None, transfer_time=seconds)
             )
         return results
+
+    def queued_before(self, keys: Collection[Key]) -> int:
+        """Blocks on their way into CPU memory that are not among some keys."""
+        return sum(
+            get_offload_block_hash(key) not in keys
+            for job in self._loads.values()
+            for key in job.keys
+        )
 
     def drain_jobs(self) -> None:
         """Wait until nothing reads or writes the CPU tier."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, Transfer
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.kv_offload.base import CanonicalKVCaches, LoadStoreSpec
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
@@ -31,10 +34,17 @@ class HostCopyWorker(OffloadingWorker):
     Args:
         kv_caches: Pages of each layer as bytes, ``[blocks, page size]``.
         region: CPU memory shared with the scheduler's process; a row holds one block, layer by layer.
+        clock: Seconds, for tests.
     """
 
-    def __init__(self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:
+    def __init__(
+        self,
+        kv_caches: CanonicalKVCaches,
+        region: SharedOffloadRegion,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._region = region
+        self._clock = clock
         self._copies = [
             (cache.tensor, region.create_next_worker_view(cache.tensor.shape[1]))
             for cache in kv_caches.tensors
@@ -80,18 +90,18 @@ class HostCopyWorker(OffloadingWorker):
         self._region.cleanup()
 
     def _run(self, job_id: int, copy: Copy) -> None:
+        begin = self._clock()
         try:
             for pages, host in self._copies:
                 copy(pages, host)
-            self._finished.put(TransferResult(job_id, True))
+            seconds = self._clock() - begin
+            self._finished.put(TransferResult(job_id, True, transfer_time=seconds))
         except Exception:
             logger.exception("copy job %d failed", job_id)
             self._finished.put(TransferResult(job_id, False))
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Copy = Callable[[torch.Tensor, torch.Tensor], None]
 
 

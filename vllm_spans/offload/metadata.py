@@ -41,11 +41,17 @@ class SpansConnectorMetadata(KVConnectorMetadata):
 
 @dataclass
 class SpansWorkerMetadata(KVConnectorWorkerMetadata):
-    """Jobs that ended: id -> whether it succeeded."""
+    """Jobs that ended.
+
+    Attributes:
+        ended: Id -> whether it succeeded.
+        seconds: Id -> how long the copy took, for loads.
+    """
 
     ended: dict[int, bool] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Join reports of one worker; the gate admits a single one."""
         assert isinstance(other, SpansWorkerMetadata)
-        return SpansWorkerMetadata({**self.ended, **other.ended})
+        return SpansWorkerMetadata({**self.ended, **other.ended}, {**self.seconds, **other.seconds})

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_spans.offload.cost import CostModel
 from vllm_spans.sizes import parse_size
 
 _STAGING = 256 * 1024**2
 _POLICIES = ("lru", "arc")
+_LOAD_WHEN = ("cheaper", "always")
+_RATES = ("cpu_bandwidth", "file_bandwidth", "recompute_tokens_per_second")
 
 
 class OffloadSettingsError(ValueError):
@@ -29,6 +32,10 @@ class OffloadSettings:
         policy: Eviction in CPU memory, ``lru`` or ``arc``.
         load_timeout: Seconds that a request waits for files.
         file_threads: Threads that read and write files.
+        load_when: ``cheaper``: what is faster to load than to compute. ``always``: all that is found.
+        cpu_bandwidth: Bytes per second from CPU memory into the KV cache, ``None`` to measure it.
+        file_bandwidth: Bytes per second from files into CPU memory, ``None`` to measure it.
+        recompute_tokens_per_second: What the engine computes, ``None`` to measure it.
     """
 
     cpu_memory: int
@@ -37,6 +44,10 @@ class OffloadSettings:
     policy: str = "lru"
     load_timeout: float = 5.0
     file_threads: int = 4
+    load_when: str = "cheaper"
+    cpu_bandwidth: int | None = None
+    file_bandwidth: int | None = None
+    recompute_tokens_per_second: float | None = None
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> OffloadSettings:
@@ -56,7 +67,7 @@ class OffloadSettings:
                 )
         given = {name: value for name, value in extra.items() if value is not None}
         values: dict[str, Any] = {}
-        for name in ("cpu_memory", "files_limit"):
+        for name in ("cpu_memory", "files_limit", "cpu_bandwidth", "file_bandwidth"):
             if name in given:
                 values[name] = _checked_size(name, given[name])
         if "files" in given:
@@ -69,19 +80,16 @@ class OffloadSettings:
                     "no tier is configured: set cpu_memory (for example '4GiB'), files (a folder), or both."
                 )
             values["cpu_memory"] = _STAGING
-        if "policy" in given:
-            if given["policy"] not in _POLICIES:
-                raise OffloadSettingsError(
-                    f"policy {given['policy']!r} is not known. Use one of {', '.join(_POLICIES)}."
-                )
-            values["policy"] = given["policy"]
-        if "load_timeout" in given:
-            timeout = given["load_timeout"]
-            if type(timeout) not in (int, float) or not 0 < timeout < math.inf:
-                raise OffloadSettingsError(
-                    f"load_timeout {timeout!r} must be a positive number of seconds."
-                )
-            values["load_timeout"] = float(timeout)
+        for name, choices in (("policy", _POLICIES), ("load_when", _LOAD_WHEN)):
+            if name in given:
+                if given[name] not in choices:
+                    raise OffloadSettingsError(
+                        f"{name} {given[name]!r} is not known. Use one of {', '.join(choices)}."
+                    )
+                values[name] = given[name]
+        for name, unit in (("load_timeout", "seconds"), ("recompute_tokens_per_second", "tokens")):
+            if name in given:
+                values[name] = _checked_number(name, given[name], unit)
         if "file_threads" in given:
             threads = given["file_threads"]
             if type(threads) is not int or not 1 <= threads <= 256:
@@ -89,7 +97,25 @@ class OffloadSettings:
                     f"file_threads {threads!r} must be a whole number from 1 to 256."
                 )
             values["file_threads"] = threads
+        _check_rates(values)
         return cls(**values)
+
+    def make_cost_model(self, block_tokens: int, block_bytes: int) -> CostModel | None:
+        """What decides on loads; ``None`` where all that is found is loaded.
+
+        Args:
+            block_tokens: Tokens per block.
+            block_bytes: Bytes per block.
+        """
+        if self.load_when == "always":
+            return None
+        return CostModel(
+            block_tokens,
+            block_bytes,
+            self.cpu_bandwidth,
+            self.file_bandwidth,
+            self.recompute_tokens_per_second,
+        )
 
 
 def _checked_size(name: str, value: Any) -> int:
@@ -99,6 +125,27 @@ def _checked_size(name: str, value: Any) -> int:
         return parse_size(value)
     except ValueError as error:
         raise OffloadSettingsError(f"{name}: {error}.") from None
+
+
+def _checked_number(name: str, value: Any, unit: str) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise OffloadSettingsError(f"{name} {value!r} must be a positive number of {unit}.")
+    return float(value)
+
+
+def _check_rates(values: Mapping[str, Any]) -> None:
+    """Refuse rates that nothing would be decided by.
+
+    Raises:
+        OffloadSettingsError: Naming the rate.
+    """
+    given = [name for name in _RATES if name in values]
+    if given and values.get("load_when") == "always":
+        raise OffloadSettingsError(
+            f"{given[0]} has no effect with load_when 'always': drop it, or set load_when to 'cheaper'."
+        )
+    if "file_bandwidth" in values and "files" not in values:
+        raise OffloadSettingsError("file_bandwidth is set without files; set both or neither.")
 
 
 def _folder(value: Any) -> Path:

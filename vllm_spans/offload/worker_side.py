@@ -25,6 +25,7 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         self._running: dict[int, CopyJob] = {}
         self._stores: set[int] = set()
         self._ended: dict[int, bool] = {}
+        self._seconds: dict[int, float] = {}
         self._failed_blocks: set[int] = set()
 
     def start_loads(self, metadata: SpansConnectorMetadata) -> None:
@@ -55,6 +56,8 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
                 self._stores.remove(result.job_id)
                 continue
             job = self._running.pop(result.job_id)
+            if result.transfer_time is not None:
+                self._seconds[result.job_id] = result.transfer_time
             outside_writes.announce(job.blocks)
             if job.request_id is not None:
                 received.add(job.request_id)
@@ -71,8 +74,9 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         """Jobs that ended since the last report."""
         if not self._ended:
             return None
-        ended, self._ended = self._ended, {}
-        return SpansWorkerMetadata(ended)
+        report = SpansWorkerMetadata(self._ended, self._seconds)
+        self._ended, self._seconds = {}, {}
+        return report
 
 
 def _cache_spec(job: CopyJob) -> GPULoadStoreSpec:
