@@ -4,8 +4,8 @@ Pure: no engine, no clock of its own. All times are seconds.
 
 What is assumed: a copy into the KV cache and a read of files take a fixed time and one in proportion to the bytes;
 all runs of a request that come from one tier are one job and share the fixed time; a file is read first and then
-copied. Computing costs what one more token adds to a step, the same for every token, though isolated ones attend only to
-their own span. A step that the engine runs anyway while a load is on its way costs nothing.
+copied. Computing costs what one more token adds to a step, the same for every token, though isolated ones attend only
+to their own span. A step that the engine runs anyway while a load is on its way costs nothing.
 """
 
 from __future__ import annotations
@@ -170,6 +170,10 @@ class CostModel:
         """Take in a load that ended: a copy from CPU memory, or a read of files."""
         self.loads[tier].add(blocks * self._block_bytes, seconds)
 
+    def add_step(self, tokens: int, seconds: float) -> None:
+        """Take in a step of the engine."""
+        self.steps.add(tokens, seconds)
+
     def choose(
         self, runs: Sequence[Run], queued_blocks: int = 0, prefix: bool = False
     ) -> list[bool]:
@@ -260,12 +264,12 @@ class StepTimes:
     nothing of what a prompt's token costs, and are left out.
 
     Args:
-        cost: Takes the samples: tokens and seconds.
+        add: Takes the samples: tokens and seconds.
         clock: Seconds.
     """
 
-    def __init__(self, cost: LinearCost, clock: Callable[[], float]) -> None:
-        self._cost = cost
+    def __init__(self, add: Callable[[int, float], None], clock: Callable[[], float]) -> None:
+        self._add = add
         self._clock = clock
         self._planned: deque[tuple[object, float]] = deque(maxlen=WINDOW)
         self._last_end = float("-inf")
@@ -289,5 +293,5 @@ class StepTimes:
             planned, begun = self._planned.popleft()
         now = self._clock()
         if tokens >= 2 * sequences:
-            self._cost.add(tokens, now - max(begun, self._last_end))
+            self._add(tokens, now - max(begun, self._last_end))
         self._last_end = now

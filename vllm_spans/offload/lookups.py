@@ -152,9 +152,9 @@ class Lookups:
             then, or until they are released: otherwise a tier smaller than the request would chase its own tail.
         """
         answers = self._requests[request_id]
+        self._prefetch.hand_over(request_id)
         if answers.barred:
             return True
-        self._prefetch.hand_over(request_id)
         answers.runs, answers.prefix = runs, prefix
         # All keys are asked, though the first open one would do: files are looked for together.
         for key in (key for run in runs for key in run if key not in answers.asked):

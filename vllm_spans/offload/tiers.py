@@ -83,7 +83,7 @@ class Tiers:
         self.lookups = Lookups(manager, self.file_tier, load_timeout, cost, clock)
         self._step_times: StepTimes | None = None
         if cost is not None:
-            self._step_times = StepTimes(cost.steps, clock)
+            self._step_times = StepTimes(cost.add_step, clock)
             if self.file_tier is not None:
                 self.file_tier.on_read = partial(cost.add_load, FILE)
         self._job_ids = itertools.count()
