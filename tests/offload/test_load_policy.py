@@ -25,6 +25,11 @@ from tests.offload.test_inv1_tiers import expected_of
 from vllm_spans.offload.cost import ENOUGH, FIRST_TRY
 
 
+def policy(engine: Engine, name: str, **kwargs: Any) -> Any:
+    """Call a function of ``tests.offload.policy_probes`` in the engine process."""
+    return engine.call(f"tests.offload.policy_probes:{name}", **kwargs)
+
+
 @pytest.fixture
 def folder(files_folder: Path) -> Path:
     return files_folder.parent / "thrifty"
@@ -85,14 +90,14 @@ def test_same_answer_whatever_is_loaded(spans_engine: Engine, engine: Engine, st
         engine.one(reordered(case, rng).request(**how))
         engine.one(case.request(**how))
         forget(engine, cpu=bool(seed % 2))
-        probe(engine, "choose_at_random", seed=seed)
+        policy(engine, "choose_at_random", seed=seed)
         try:
             got = STATES[state](engine, case, rng, how)
             assert_same(expected, got, f"{state}, seed {seed}, {how}, {case.layout}")
             forget(engine, cpu=bool(seed % 2))
             plain = engine.one(case.plain())
         finally:
-            probe(engine, "choose_again")
+            policy(engine, "choose_again")
         spans_engine.reset()
         assert_same(spans_engine.one(case.plain()), plain, f"without spans, seed {seed}")
     counts = moved(engine, before)
@@ -118,13 +123,13 @@ def test_slow_files_are_given_up_and_tried_again(spans_engine: Engine, engine: E
         assert bool(declined) != bool(counts.get("reused_tokens/file"))
         return "computed" if declined else "loaded"
 
-    probe(engine, "unlearn")
-    probe(engine, "slow_reads", seconds=0.05)
+    policy(engine, "unlearn")
+    policy(engine, "slow_reads", seconds=0.05)
     try:
         assert [outcome() for _ in range(ENOUGH)] == ["loaded"] * ENOUGH
         assert [outcome() for _ in range(FIRST_TRY - 1)] == ["computed"] * (FIRST_TRY - 1)
     finally:
-        probe(engine, "restore_reads")
+        policy(engine, "restore_reads")
     assert outcome() == "loaded"
     assert_nothing_left(engine)
 
@@ -178,9 +183,9 @@ def test_a_waiting_request_asks_once(engine: Engine, folder: Path, hang: Hang) -
     case = documents_of(53)
     engine.one(case.request())
     forget(engine, cpu=True)
-    probe(engine, "unlearn")
+    policy(engine, "unlearn")
     hang(engine, case.request(), folder)
-    counts = probe(engine, "count_questions", request=case.request(), steps=60)
+    counts = policy(engine, "count_questions", request=case.request(), steps=60)
     keys = len(case.tokens) // BLOCK
     assert counts[0] >= keys
     # Where the keys are, and then that their files are to be read; otherwise a question or two in a step.
@@ -201,21 +206,21 @@ def test_files_are_read_while_a_request_waits(spans_engine: Engine, engine: Engi
     forget(engine, cpu=True)
     busy = [{"id": f"busy{n}", "tokens": tokens(rng, 40), "max_tokens": 400} for n in range(2)]
     before = probe(engine, "counters")
-    probe(engine, "slow_reads", seconds=0.003)
+    policy(engine, "slow_reads", seconds=0.003)
     try:
-        seen = probe(engine, "run_queue", busy=busy, queue=requests)
+        seen = policy(engine, "run_queue", busy=busy, queue=requests)
     finally:
-        probe(engine, "restore_reads")
+        policy(engine, "restore_reads")
     for blocks, case in zip(seen["ahead"], cases, strict=True):
         assert blocks == list(range(len(case.tokens) // BLOCK))
     assert 0 < seen["rows"] <= seen["room"]
     assert seen["pinned"] == 0, "a request that cannot run yet holds nothing"
-    results = probe(engine, "finish", names=["spans", "plain"], abort=[])
+    results = policy(engine, "finish", names=["spans", "plain"], abort=[])
     for request, answer in zip(requests, expected, strict=True):
         assert_same(answer, results[request["id"]], f"{request['id']}, read ahead")
     assert moved(engine, before)["reused_tokens/file"] > 0
     assert_nothing_left(engine)
-    assert probe(engine, "free_room") == seen["room"]
+    assert policy(engine, "free_room") == seen["room"]
 
 
 def test_reading_ahead_takes_a_share_of_cpu_memory(cramped_engine: Engine) -> None:
@@ -226,10 +231,10 @@ def test_reading_ahead_takes_a_share_of_cpu_memory(cramped_engine: Engine) -> No
         engine.one({**request, "id": "before"})
     forget(engine, cpu=True)
     busy = [{"id": f"busy{n}", "tokens": tokens(rng, 40), "max_tokens": 200} for n in range(4)]
-    seen = probe(engine, "run_queue", busy=busy, queue=queue)
+    seen = policy(engine, "run_queue", busy=busy, queue=queue)
     assert seen["rows"] == seen["room"] > 0
     assert seen["pinned"] == 0
-    results = probe(engine, "finish", names=["wait2", "wait4"], abort=["wait0", "wait1", "wait3"])
+    results = policy(engine, "finish", names=["wait2", "wait4"], abort=["wait0", "wait1", "wait3"])
     assert all(result["outputs"] for result in results.values())
     assert_nothing_left(engine)
-    assert probe(engine, "free_room") == seen["room"]
+    assert policy(engine, "free_room") == seen["room"]

@@ -66,6 +66,8 @@ class Asking:
         Args:
             queue: Waiting requests in their order.
         """
+        if not self._lookups.reads_ahead:
+            return
         for request in islice(queue, REQUESTS):
             if not self._kv_cache_manager.prefix_cache_lookup_enabled(request):
                 continue

@@ -122,7 +122,7 @@ class Lookups:
         self._requests: dict[str, _Answers] = {}
         self._impatient_until = -math.inf
         rows = manager.primary_tier._num_chunks if files is not None else 0
-        self._prefetch = Prefetch(self._locate, self._fetch, cost, rows)
+        self._prefetch = Prefetch(self._locate, self._fetch, self._touch, cost, rows)
 
     def add_request(self, request_id: str) -> None:
         """A request arrives."""
@@ -182,6 +182,11 @@ class Lookups:
         used = set(keys[:length])
         self._unpin(answers, [key for key in answers.pinned if key not in used])
         return length
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether there is anything to prefetch from."""
+        return self._files is not None
 
     def prefetch(
         self, request_id: str, runs_of: Callable[[], Sequence[Sequence[Key]]], prefix: bool
@@ -286,6 +291,9 @@ class Lookups:
     def _fetch(self, key: Key, context: ReqContext) -> LookupResult:
         """As ``_locate``, and a file is read. ``MISS`` also when CPU memory has no room for it."""
         return self._manager.lookup(offload_key(key), context)
+
+    def _touch(self, keys: Sequence[Key], context: ReqContext) -> None:
+        self._manager.primary_tier.touch([offload_key(key) for key in keys], context)
 
     def _is_late(self, answers: _Answers) -> bool:
         now = self._clock()

@@ -43,19 +43,28 @@ class _Ahead:
 class Prefetch:
     """Reads ahead, within a share of CPU memory.
 
-    Nothing is pinned: a row read ahead is the youngest of the cache, and may be evicted by a request that is planned
-    earlier. Then its file is read once more.
+    Nothing is pinned: a row that was read ahead may be evicted by a request that is planned earlier, and its file is read
+    once more then. What waiting requests find in CPU memory counts as used, so that reading ahead evicts other blocks.
 
     Args:
         locate: Says where a key is, and starts nothing.
         fetch: Starts the read of a key's file.
+        touch: Notes that keys in CPU memory are used.
         cost: Says what is worth having in CPU memory; without it, everything.
         rows: Rows of CPU memory; 0 where there are no files.
     """
 
-    def __init__(self, locate: Ask, fetch: Ask, cost: CostModel | None, rows: int) -> None:
+    def __init__(
+        self,
+        locate: Ask,
+        fetch: Ask,
+        touch: Callable[[Sequence[Key], ReqContext], None],
+        cost: CostModel | None,
+        rows: int,
+    ) -> None:
         self._locate = locate
         self._fetch = fetch
+        self._touch = touch
         self._cost = cost
         self._room = rows // _SHARE
         self._requests: dict[str, _Ahead] = {}
@@ -111,14 +120,15 @@ class Prefetch:
         runs = self._found(ahead.runs, context, prefix)
         sizes = [len(run) for run in runs]
         pays = [True] * len(sizes) if self._cost is None else self._cost.pays_from_cpu(sizes)
-        for run, take in zip(runs, pays, strict=True):
-            for key, place in run if take else ():
-                if place is LookupResult.HIT:
-                    continue
-                if self._room <= 0 or self._fetch(key, context) is LookupResult.MISS:
-                    return
-                self._room -= 1
-                ahead.rows += 1
+        useful = [item for run, take in zip(runs, pays, strict=True) if take for item in run]
+        self._touch([key for key, place in useful if place is LookupResult.HIT], context)
+        for key, place in useful:
+            if place is LookupResult.HIT:
+                continue
+            if self._room <= 0 or self._fetch(key, context) is LookupResult.MISS:
+                return
+            self._room -= 1
+            ahead.rows += 1
 
     def _found(
         self, asked: Sequence[Sequence[Key]], context: ReqContext, prefix: bool
