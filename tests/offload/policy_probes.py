@@ -37,12 +37,12 @@ def unlearn(worker: Any) -> None:
     cost.__init__(cost._block_tokens, cost._block_bytes)
 
 
-def choose_at_random(worker: Any, seed: int) -> None:
-    """Let chance decide what is loaded, until ``choose_again``."""
+def choose_at_random(worker: Any, seed: int, share: float = 0.5) -> None:
+    """Let chance decide what is loaded, until ``choose_again``: so much of it."""
     rng = random.Random(seed)
 
     def choose(runs: Any, queued_blocks: int = 0, prefix: bool = False) -> list[bool]:
-        chosen = [rng.random() < 0.5 for _ in runs]
+        chosen = [rng.random() < share for _ in runs]
         return sorted(chosen, reverse=True) if prefix else chosen
 
     _tiers(worker).lookups._cost.choose = choose

@@ -106,8 +106,33 @@ def test_same_answer_whatever_is_loaded(spans_engine: Engine, engine: Engine, st
     assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("cpu", [False, True])
+def test_nothing_is_loaded(
+    spans_engine: Engine, stock_engine: Engine, engine: Engine, cpu: bool
+) -> None:
+    """All is in a tier, all of it is said to be cheaper to compute, and is computed."""
+    case = documents_of(50)
+    for request, reference in ((case.request(), spans_engine), (case.plain(), stock_engine)):
+        reference.reset()
+        expected = reference.one(request)
+        engine.one(request)
+        forget(engine, cpu=cpu)
+        before = probe(engine, "counters")
+        policy(engine, "choose_at_random", seed=0, share=0)
+        try:
+            got = engine.one(request)
+        finally:
+            policy(engine, "choose_again")
+        assert_same(expected, got, "computed")
+        assert got["cached"] == 0
+        counts = moved(engine, before)
+        assert counts[f"declined_loads/{'file' if cpu else 'cpu'}"] == len(case.tokens) // BLOCK
+        assert counts.get("lookup_tokens") == counts.get("isolated_tokens")
+    assert_nothing_left(engine)
+
+
 def test_slow_files_are_given_up_and_tried_again(spans_engine: Engine, engine: Engine) -> None:
-    """Measured: reading takes a hundred times what computing takes."""
+    """Measured: reading takes many times what computing takes."""
     case = documents_of(51)
     expected = spans_engine.one(case.request())
     assert_same(expected, engine.one(case.request()), "cold")
@@ -124,7 +149,7 @@ def test_slow_files_are_given_up_and_tried_again(spans_engine: Engine, engine: E
         return "computed" if declined else "loaded"
 
     policy(engine, "unlearn")
-    policy(engine, "slow_reads", seconds=0.05)
+    policy(engine, "slow_reads", seconds=0.1)
     try:
         assert [outcome() for _ in range(ENOUGH)] == ["loaded"] * ENOUGH
         assert [outcome() for _ in range(FIRST_TRY - 1)] == ["computed"] * (FIRST_TRY - 1)

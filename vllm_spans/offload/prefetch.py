@@ -43,8 +43,8 @@ class _Ahead:
 class Prefetch:
     """Reads ahead, within a share of CPU memory.
 
-    Nothing is pinned: a row that was read ahead may be evicted by a request that is planned earlier, and its file is read
-    once more then. What waiting requests find in CPU memory counts as used, so that reading ahead evicts other blocks.
+    Nothing is pinned: a row that was read ahead may be evicted by a request that is planned earlier, and its file is
+    read once more then. What waiting requests find in CPU memory counts as used, so that reading ahead evicts others.
 
     Args:
         locate: Says where a key is, and starts nothing.
