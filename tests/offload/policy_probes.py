@@ -54,11 +54,15 @@ def choose_again(worker: Any) -> None:
 
 
 def count_questions(worker: Any, request: dict[str, Any], steps: int) -> list[int]:
-    """How often the tiers are asked for a key in each of some steps, while a request waits that is aborted then."""
+    """How often a key is looked up in each of some steps, while a request waits that is aborted then."""
     settle(worker)
     tiers, counts = _tiers(worker), []
     asked = 0
-    parts = [tiers._manager, tiers.file_tier]
+    parts = [
+        (tiers._manager, "lookup"),
+        (tiers.file_tier, "lookup"),
+        (worker.scheduler._asking._tables, "find"),
+    ]
 
     def counting(stock: Any) -> Any:
         def lookup(*args: Any, **kwargs: Any) -> Any:
@@ -68,8 +72,8 @@ def count_questions(worker: Any, request: dict[str, Any], steps: int) -> list[in
 
         return lookup
 
-    for part in parts:
-        part.lookup = counting(part.lookup)
+    for part, name in parts:
+        setattr(part, name, counting(getattr(part, name)))
     try:
         worker.add({**request, "id": "asks"})
         for _ in range(steps):
@@ -79,8 +83,8 @@ def count_questions(worker: Any, request: dict[str, Any], steps: int) -> list[in
         assert worker.engine.has_unfinished_requests(), "it does not wait"
         worker.engine.abort_request(["asks"])
     finally:
-        for part in parts:
-            del part.lookup
+        for part, name in parts:
+            delattr(part, name)
     return counts
 
 

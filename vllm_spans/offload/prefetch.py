@@ -120,9 +120,9 @@ class Prefetch:
         runs = self._found(ahead.runs, context, prefix)
         sizes = [len(run) for run in runs]
         pays = [True] * len(sizes) if self._cost is None else self._cost.pays_from_cpu(sizes)
-        useful = [item for run, take in zip(runs, pays, strict=True) if take for item in run]
-        self._touch([key for key, place in useful if place is LookupResult.HIT], context)
-        for key, place in useful:
+        useful = dict(item for run, take in zip(runs, pays, strict=True) if take for item in run)
+        self._touch([key for key, place in useful.items() if place is LookupResult.HIT], context)
+        for key, place in useful.items():
             if place is LookupResult.HIT:
                 continue
             if self._room <= 0 or self._fetch(key, context) is LookupResult.MISS:
