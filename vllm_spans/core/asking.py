@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class Asking:
                 spans = None
             self._lookups.prefetch(
                 request.request_id,
-                lambda request=request, spans=spans: self._missing(request, spans),  # type: ignore[misc]
+                partial(self._missing, request, spans),
                 prefix=spans is None,
             )
 

@@ -6,6 +6,7 @@ block can be loaded. So a request asks once, and waits for the first key that is
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import deque
@@ -157,7 +158,7 @@ class Lookups:
             return True
         answers.runs, answers.prefix = runs, prefix
         # All keys are asked, though the first open one would do: files are looked for together.
-        for key in (key for run in runs for key in run if key not in answers.asked):
+        for key in itertools.chain.from_iterable(runs):
             if key not in answers.asked:
                 answers.asked.add(key)
                 if not self._is_answered(answers, key):
@@ -256,6 +257,8 @@ class Lookups:
                 answers.open.popleft()
             answers.open.extend(self._decide(answers))
             if not answers.open:
+                # What is asked later has its own time.
+                answers.deadline = None
                 return True
 
     def _is_answered(self, answers: _Answers, key: Key) -> bool:
