@@ -1,10 +1,12 @@
 """Prevents a plan that computes too little, too much, or in an order in which something is read before it is there."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import BLOCK, Prompt, prompts
-from vllm_spans.core.plan import ReusePlan, SegmentKind, make_plan
+from vllm_spans.core.plan import ReusePlan, SegmentKind, make_plan, runs_by_span
 
 
 def plan_of(
@@ -185,3 +187,19 @@ def test_a_hole_in_a_tier_costs_only_itself(prompt: Prompt, data: st.DataObject)
     plan = plan_of(prompt, set(), set(all_keys(prompt)) - lost)
     assert plan.isolated_tokens <= BLOCK
     assert plan.gap_tokens == 0
+
+
+@given(prompts(), st.data())
+def test_runs_end_where_a_span_does(prompt: Prompt, data: st.DataObject) -> None:
+    """Each block once and in order; neighbours are in one run exactly if one span owns both, or none does."""
+    owner: dict[int, int] = {}
+    for index, span in enumerate(prompt.layout.spans):
+        owner |= dict.fromkeys(blocks(span.start, span.end), index)
+    count = len(prompt.tokens) // BLOCK + 1
+    chosen = sorted(data.draw(st.sets(st.integers(0, count - 1))))
+    runs = runs_by_span(chosen, prompt.layout, BLOCK)
+    assert [block for run in runs for block in run] == chosen
+    together = {(a, b) for run in runs for a, b in itertools.pairwise(run)}
+    assert together == {
+        (a, b) for a, b in itertools.pairwise(chosen) if b == a + 1 and owner.get(a) == owner.get(b)
+    }

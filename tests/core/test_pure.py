@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-PURE = ("config", "core.layout", "core.policy", "core.hashing", "core.plan")
+PURE = ("config", "core.layout", "core.policy", "core.hashing", "core.plan", "offload.cost")
 
 
 def test_the_pure_core_imports_neither_torch_nor_vllm() -> None:

@@ -7,7 +7,6 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from vllm_spans.core.plan import runs_by_span
-from vllm_spans.offload.prefetch import REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,9 +66,7 @@ class Asking:
         Args:
             queue: Waiting requests in their order.
         """
-        if not self._lookups.reads_ahead:
-            return
-        for request in islice(queue, REQUESTS):
+        for request in islice(queue, self._lookups.reads_ahead):
             if not self._kv_cache_manager.prefix_cache_lookup_enabled(request):
                 continue
             spans: RequestSpans | None = getattr(request, "vllm_spans", None)

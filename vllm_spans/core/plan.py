@@ -232,15 +232,15 @@ def runs(blocks: Iterable[int]) -> Iterable[tuple[int, int]]:
         yield start, previous + 1
 
 
-def runs_by_span(blocks: Iterable[int], layout: SpanLayout | None, block_size: int) -> list[range]:
+def runs_by_span(blocks: Iterable[int], layout: SpanLayout, block_size: int) -> list[range]:
     """Maximal runs of consecutive blocks that lie in one span, or in none.
 
     Args:
         blocks: Blocks of a table, increasing.
-        layout: Spans of the prompt, ``None`` for a prompt without.
+        layout: Spans of the prompt.
         block_size: Tokens per block.
     """
-    spans = layout.spans if layout is not None else ()
+    spans = layout.spans
     starts = [span.start for span in spans]
 
     def owner(block: int) -> int | None:

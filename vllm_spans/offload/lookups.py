@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from vllm_spans.offload.cost import CPU, FILE, Run
-from vllm_spans.offload.prefetch import Prefetch
+from vllm_spans.offload.prefetch import REQUESTS, Prefetch
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
@@ -185,9 +185,9 @@ class Lookups:
         return length
 
     @property
-    def reads_ahead(self) -> bool:
-        """Whether there is anything to prefetch from."""
-        return self._files is not None
+    def reads_ahead(self) -> int:
+        """For how many requests at the head of the queue ``prefetch`` does something; 0 where there are no files."""
+        return REQUESTS if self._files is not None else 0
 
     def prefetch(
         self, request_id: str, runs_of: Callable[[], Sequence[Sequence[Key]]], prefix: bool
