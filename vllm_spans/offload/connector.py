@@ -127,6 +127,8 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Load the prefix that vLLM has made room for."""
         if not num_external_tokens:
+            # Another connector may have found the prefix first.
+            self._tiers.release(request.request_id)
             return
         found = [
             (key, block)

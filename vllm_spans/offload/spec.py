@@ -76,13 +76,14 @@ class SpansOffloadingSpec(TieringOffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Worker that copies between the KV cache and CPU memory."""
-        return HostCopyWorker(
-            kv_caches,
-            SharedOffloadRegion(
-                engine_id=self._engine_id,
-                num_chunks=self.num_chunks,
-                rank=self.config.parallel.rank,
-                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-                cpu_page_size=self.cpu_page_size_per_worker,
-            ),
+        region = SharedOffloadRegion(
+            engine_id=self._engine_id,
+            num_chunks=self.num_chunks,
+            rank=self.config.parallel.rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
         )
+        rows = [
+            region.create_next_worker_view(cache.tensor.shape[1]) for cache in kv_caches.tensors
+        ]
+        return HostCopyWorker(kv_caches, rows, region)

@@ -10,7 +10,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from vllm_spans.attention import outside_writes
 from vllm_spans.offload.metadata import SpansWorkerMetadata
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
                 self._stores.remove(result.job_id)
                 continue
             job = self._running.pop(result.job_id)
-            outside_writes.announce(job.blocks)
             if job.request_id is not None:
                 received.add(job.request_id)
                 if not result.success:
