@@ -292,6 +292,14 @@ def resident_bytes(worker: Any) -> int:
     return int(lines["RssAnon"].split()[0]) * 1024
 
 
+def change_user(worker: Any, number: int) -> None:
+    """Let all threads of the process work for another user from now on; root may go on as root later."""
+    import os
+
+    settle(worker)
+    os.seteuid(number)
+
+
 def be_patient(worker: Any) -> None:
     """Let requests wait for files again, as they do some time after files were slow."""
     import math

@@ -38,7 +38,8 @@ def engine(engines: Any, tiny_model: str, setup: str) -> Any:
         setup="tests.engine.probes:allow_async_scheduling",
         async_scheduling=True,
         num_gpu_blocks_override=48,
-        max_model_len=1280,
+        max_model_len=1500,
+        max_num_batched_tokens=192,
         max_num_seqs=4,
         kv_transfer_config=SETUPS[setup],
     )
@@ -114,6 +115,7 @@ def test_a_crowd_in_a_small_kv_cache(spans_engine: Engine, engine: Engine, setup
         for request in requests:
             spans_engine.reset()
             expected.append(spans_engine.one({**request, "at": 0}))
+        probe(engine, "watch_loads")
         for turn in range(2):
             events = [{"at": 10 * turn + 5, "do": "abort", "ids": [aborted]}]
             events.append({"at": 12, "do": "preempt"})
@@ -124,34 +126,35 @@ def test_a_crowd_in_a_small_kv_cache(spans_engine: Engine, engine: Engine, setup
                     why = f"{setup}, seed {seed}, turn {turn}, request {number}"
                     assert_same(answer, run["results"][name], why)
             assert_nothing_left(engine, free)
+        expected_loads = {"stock": {STOCK}, "ours first": {OURS}, "stock first": {OURS, STOCK}}
+        assert expected_loads[setup] <= set(probe(engine, "loaded"))
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_block_is_stored_before_rows_write_to_it(
     spans_engine: Engine, engine: Engine, setup: str, told: bool
 ) -> None:
-    """A request ends, and rows take its last block in the step in which it would be stored.
+    """A request ends, and rows take its last block in the step after which it would be stored.
 
-    Not told of the new owner, the connector stores what the rows wrote: so the test can see it.
+    Not told of the new owner, the connector stores what the rows wrote: so the test can see it. Where our connector is
+    the first, it has stored the block before, and is the one that is asked.
     """
     rng = random.Random(7000)
     case = Case().span(tokens(rng, 14 * BLOCK)).span(tokens(rng, 14 * BLOCK)).cross([5, 6])
     # The last block is full with the last token but one, of which vLLM learns when the request has ended.
-    plain = {"tokens": tokens(rng, 38 * BLOCK - 5), "max_tokens": 6}
+    plain = {"tokens": tokens(rng, 43 * BLOCK - 5), "max_tokens": 6}
     (output,) = spans_engine.one(plain)["outputs"]
     longer = {"tokens": plain["tokens"] + output["tokens"] + tokens(rng, 7)}
     expected = spans_engine.one(longer)
-    worst = 0.0
+    forget(engine, cpu=True)
     if not told:
         probe(engine, "hide_taken_blocks")
     try:
-        for at in range(4, 12):
-            forget(engine, cpu=True)
-            engine.run([plain, case.request("none", at=at)])
-            forget(engine)
-            got = engine.one(longer)
-            assert got["cached"] == 38 * BLOCK
-            worst = max(worst, difference(expected, got))
+        engine.run([plain, case.request("none", at=4)])
+        forget(engine)
+        got = engine.one(longer)
+        assert got["cached"] >= 42 * BLOCK
+        worst = difference(expected, got)
     finally:
         if not told:
             probe(engine, "show_taken_blocks")
