@@ -178,7 +178,7 @@ def test_storage_slower_than_the_timeout(
 def test_in_the_middle_of_slow_reads(
     spans_engine: Engine, slow_engine: Engine, slow: SlowFolder, do: str, kind: str
 ) -> None:
-    """A request waits for files, another one runs; what comes late is not for anybody's blocks any more."""
+    """A request has found a part in CPU memory and waits for files with the rest, while another one runs."""
     case, other = make_case(431), make_case(432, 2)
     request = case.request() if kind == "spans" else case.plain()
     beside = other.request(at=1, max_tokens=12)
@@ -186,9 +186,10 @@ def test_in_the_middle_of_slow_reads(
     for used in (request, {**beside, "at": 0}):
         slow_engine.one(used)
     free = slow_engine.free()
-    for at in (3, 8):
-        forget(slow_engine, cpu=True)
-        slow.take(0.05)
+    for at in (3, 20, 50):
+        forget(slow_engine)
+        probe(slow_engine, "evict_rows", share=0.5, seed=at)
+        slow.take(0.02)
         events = [{"at": at + 2 * number, "do": do, "ids": ["r0"]} for number in range(3)]
         run = slow_engine.run([request, beside], events)
         slow.take(0)
