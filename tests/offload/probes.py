@@ -234,6 +234,16 @@ def gaps(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def explain(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """What ``explain`` says of a request, and how many steps the engine could have made until then."""
+    core = worker.engine.engine_core.engine_core
+    names = ("span_starts", "cross_span_starts", "span_gap_policy")
+    extra = {name: request[name] for name in names if request.get(name) is not None}
+    answer = core.spans_explain(request["tokens"], extra, request.get("salt"))
+    waits = not answer.done()
+    return {**answer.result(timeout=30), "waits": waits}
+
+
 def keys_of(worker: Any, request: dict[str, Any]) -> list[str]:
     """Keys of a request's full blocks in hex."""
     worker.add({**request, "id": "keys"})

@@ -1,8 +1,8 @@
-"""A slow file system, by FUSE: a folder shown at another place, whose reads take as long as told.
+"""A slow file system, by FUSE: a folder shown at another place, whose reads and looks take as long as told.
 
 It speaks the kernel's protocol itself (``linux/fuse.h``, version 7.31), so that it needs no library, only root and
-``/dev/fuse``. Run as ``python -m tests.offload.slow_files SOURCE MOUNT DELAY``; ``DELAY`` is a file with seconds in
-it, looked at before every read.
+``/dev/fuse``. Run as ``python -m tests.offload.slow_files SOURCE MOUNT DELAY``; ``DELAY`` is a file with seconds
+for a read and for a look at whether there is a file, read before each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SlowFiles:
     Args:
         source: Folder that is shown.
         device: Open ``/dev/fuse``.
-        delay: File with the seconds that a read takes.
+        delay: File with the seconds that a read and a look take.
     """
 
     def __init__(self, source: str, device: int, delay: Path) -> None:
@@ -118,7 +118,11 @@ class SlowFiles:
     def _child(self, node: int, name: bytes) -> str:
         return os.path.join(self._paths[node], name.rstrip(b"\0").decode())
 
+    def _wait(self, which: int) -> None:
+        time.sleep(float(self._delay.read_text().split()[which]))
+
     def _lookup(self, node: int, body: bytes) -> Answer:
+        self._wait(1)
         return self._entry(self._child(node, body))
 
     def _set_attributes(self, node: int, body: bytes) -> Answer:
@@ -164,7 +168,7 @@ class SlowFiles:
 
     def _read(self, node: int, body: bytes) -> Answer:
         handle, offset, size = struct.unpack_from("<QQI", body)
-        time.sleep(float(self._delay.read_text() or 0))
+        self._wait(0)
         return os.pread(handle, size, offset)
 
     def _write(self, node: int, body: bytes) -> Answer:
@@ -224,10 +228,10 @@ class SlowFolder:
         self.path = path
         self._delay = delay
 
-    def take(self, seconds: float) -> None:
-        """Let every read take so long from now on."""
+    def take(self, seconds: float, look: float = 0) -> None:
+        """Let every read, and every look at whether there is a file, take so long from now on."""
         new = self._delay.with_suffix(".new")
-        new.write_text(str(seconds))
+        new.write_text(f"{seconds} {look}")
         new.replace(self._delay)
 
 
@@ -237,7 +241,7 @@ def slow_folder(folder: Path) -> Iterator[SlowFolder]:
     source, mount, delay = folder / "source", folder / "slow", folder / "delay"
     source.mkdir()
     mount.mkdir()
-    delay.write_text("0")
+    delay.write_text("0 0")
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.offload.slow_files", str(source), str(mount), str(delay)],
         stdout=subprocess.PIPE,

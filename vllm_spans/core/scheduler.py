@@ -462,6 +462,11 @@ class SpanSchedulerMixin(Scheduler):
 
     # ---- for `explain` ------------------------------------------------------------------------------------
 
+    @property
+    def tiers(self) -> Tiers | None:
+        """CPU memory and files behind the KV cache."""
+        return self._tiers
+
     def cached_block(self, key: bytes) -> KVCacheBlock | None:
         """Block that holds the KV of a key, without touching it."""
         return self._tables.find(key)

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -253,6 +254,35 @@ class Tiers:
             self._manager.complete_load([_offload_key(key) for key in keys], answers.context)
             for key in keys:
                 del answers.pinned[key]
+
+    # ---- looks --------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tiers, the nearest first."""
+        return ("cpu",) if self.file_tier is None else ("cpu", "file")
+
+    def look(self, keys: Sequence[Key]) -> Future[dict[Key, str]]:
+        """Which tier holds keys, without asking for them: nothing is pinned, read or counted as used.
+
+        Returns:
+            The tier of each key that one holds. Files that are slow to be looked at count as missing.
+        """
+        answer: Future[dict[Key, str]] = Future()
+        context = ReqContext("vllm-spans-look")
+        in_memory = self._manager.primary_tier.lookup
+        held = {k: "cpu" for k in keys if in_memory(_offload_key(k), context) is LookupResult.HIT}
+        files = self.file_tier
+        if files is None:
+            answer.set_result(held)
+            return answer
+        missing = {_offload_key(key): key for key in keys if key not in held}
+
+        def add_files(found: Future[list[OffloadKey]]) -> None:
+            answer.set_result(held | {missing[name]: "file" for name in found.result()})
+
+        files.look(list(missing), self._load_timeout).add_done_callback(add_files)
+        return answer
 
     # ---- loads --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from vllm_spans.core.layout import SPAN_ARGS, SpanLayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from vllm.config import VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -308,7 +309,10 @@ def _extend_scheduler_stats() -> None:
 
 
 def _add_explain() -> None:
-    """``EngineCore.spans_explain``: a utility call for the API server; vLLM has nothing of the kind."""
+    """``EngineCore.spans_explain``: a utility call for the API server; vLLM has nothing of the kind.
+
+    It answers with a future, as vLLM lets such calls do: steps go on while files are looked for.
+    """
     from vllm.v1.engine.core import EngineCore
 
     def spans_explain(
@@ -317,7 +321,7 @@ def _add_explain() -> None:
         extra_args: dict[str, Any] | None,
         cache_salt: str | None = None,
         lora: list[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Future[dict[str, Any]]:
         from vllm_spans.core.explain import explain_request
 
         return explain_request(self, token_ids, extra_args, cache_salt, lora)
