@@ -78,7 +78,7 @@ def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]
         return reasons
     if not current_platform.is_cpu():
         reasons.append(
-            f"{names} with spans: verified on the CPU build only so far; drop --kv-transfer-config"
+            f"{names} on a GPU: its copies have not been verified there yet; drop --kv-transfer-config"
         )
     parallel = config.parallel_config
     if parallel.world_size > 1 or parallel.data_parallel_size > 1:
