@@ -147,10 +147,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "sharded_state",
     ),
-    "two workers and tiers": (
-        {"kv_transfer_config": connector(cpu_memory="1GiB"), "tensor_parallel_size": 2},
+    "two workers and vLLM's offloading": (
+        {"kv_transfer_config": stock_connector("1GiB"), "tensor_parallel_size": 2},
         {},
-        "more than one worker",
+        "OffloadingConnector with more than one worker",
+    ),
+    "data parallelism and tiers": (
+        {"kv_transfer_config": connector(cpu_memory="1GiB"), "data_parallel_size": 2},
+        {},
+        "data parallelism",
     ),
     "transformers backend": ({"model_impl": "transformers"}, {}, "ransformers"),
     # Their attention lives in transformers' own code, where nothing leaves K un-rotated.
@@ -204,6 +209,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "hybrid manager off": {"model": "gemma3", "disable_hybrid_kv_cache_manager": True},
     "windows switched off": {"model": "mistral_window", "disable_sliding_window": True},
     "windows": {"model": "gemma3"},
+    "two workers and tiers": {
+        "kv_transfer_config": connector(cpu_memory="1GiB"),
+        "tensor_parallel_size": 2,
+    },
     "vLLM's offloading": {"kv_transfer_config": stock_connector("1GiB")},
     "connectors side by side": {
         "kv_transfer_config": both(stock_connector("1GiB"), connector(cpu_memory="1GiB"))

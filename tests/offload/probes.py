@@ -82,6 +82,7 @@ def in_use(worker: Any) -> dict[str, int]:
         "stores": len(tiers._stores),
         "loading": len(tiers._loading),
         "ended": len(tiers._ended),
+        "reports": len(tiers._reports),
         "published": len(tiers._published),
         "asking": len(worker.scheduler._asking),
         "manager": len(manager._req_state),

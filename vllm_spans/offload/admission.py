@@ -81,9 +81,12 @@ def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]
             f"{names} on a GPU: its copies have not been verified there yet; drop --kv-transfer-config"
         )
     parallel = config.parallel_config
-    if parallel.world_size > 1 or parallel.data_parallel_size > 1:
+    if parallel.data_parallel_size > 1:
+        reasons.append(f"{names} with data parallelism: not verified; set --data-parallel-size 1")
+    if parallel.world_size > 1 and any(p.kv_connector == "OffloadingConnector" for p in parts):
         reasons.append(
-            f"{names} with more than one worker: not verified; set the parallel sizes to 1"
+            "OffloadingConnector with more than one worker: not verified with spans; use "
+            f"{OFFLOADING_CONNECTOR[0]} alone"
         )
     return reasons
 

@@ -51,7 +51,8 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             if settings.files is not None:
                 spec.add_file_tier(vllm_config, kv_cache_config, settings)
-            self.tiers = Tiers(spec.make_manager(), settings.load_timeout)
+            workers = vllm_config.parallel_config.world_size
+            self.tiers = Tiers(spec.make_manager(), settings.load_timeout, workers)
         else:
             self._worker = SpansConnectorWorker(spec, vllm_config, kv_cache_config)
 

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,40 @@ class SpansConnectorMetadata(KVConnectorMetadata):
     stores: list[CopyJob] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class JobReport:
+    """What workers have reported of a job.
+
+    Attributes:
+        workers: How many have ended their part of it.
+        success: Whether all of these have done it.
+    """
+
+    workers: int
+    success: bool
+
+    def joined(self, other: JobReport) -> JobReport:
+        """This report and one of other workers."""
+        return JobReport(self.workers + other.workers, self.success and other.success)
+
+
 @dataclass
 class SpansWorkerMetadata(KVConnectorWorkerMetadata):
-    """Jobs that ended: id -> whether it succeeded."""
+    """Jobs that ended, by id: each worker copies its part of every block."""
 
-    ended: dict[int, bool] = field(default_factory=dict)
+    ended: dict[int, JobReport] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Join reports of one worker; the gate admits a single one."""
+        """Join reports of different workers."""
         assert isinstance(other, SpansWorkerMetadata)
-        return SpansWorkerMetadata({**self.ended, **other.ended})
+        return SpansWorkerMetadata(join_reports(self.ended, other.ended))
+
+
+def join_reports(
+    ended: Mapping[int, JobReport], more: Mapping[int, JobReport]
+) -> dict[int, JobReport]:
+    """Reports by job from both."""
+    joined = dict(ended)
+    for job_id, report in more.items():
+        joined[job_id] = joined[job_id].joined(report) if job_id in joined else report
+    return joined

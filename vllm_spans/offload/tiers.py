@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,7 +26,12 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from vllm_spans.offload.file_tier import SpansFileTier
-from vllm_spans.offload.metadata import CopyJob, SpansConnectorMetadata
+from vllm_spans.offload.metadata import (
+    CopyJob,
+    JobReport,
+    SpansConnectorMetadata,
+    join_reports,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -109,6 +114,7 @@ class Tiers:
     Args:
         manager: vLLM's books of the tiers.
         load_timeout: Seconds that a request waits for a lower tier.
+        workers: How many copy a part of each block.
         clock: Seconds, for tests.
     """
 
@@ -116,10 +122,14 @@ class Tiers:
         self,
         manager: TieringOffloadingManager,
         load_timeout: float,
+        workers: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
         self._load_timeout = load_timeout
+        self._workers = workers
+        # Of jobs that some workers have ended, and not all.
+        self._reports: dict[int, JobReport] = {}
         self._clock = clock
         self._requests: dict[str, _Answers] = {}
         self._impatient_until = -math.inf
@@ -326,9 +336,11 @@ class Tiers:
         ended, self._ended = self._ended, []
         return ended
 
-    def end_jobs(self, ended: dict[int, bool]) -> None:
-        """Book the end of jobs that the worker reports: id -> success."""
-        for job_id, success in ended.items():
+    def end_jobs(self, reports: Mapping[int, JobReport]) -> None:
+        """Book what workers report: a job has ended when all of them have ended their part of it."""
+        self._reports = join_reports(self._reports, reports)
+        for job_id in [id_ for id_ in reports if self._reports[id_].workers == self._workers]:
+            success = self._reports.pop(job_id).success
             store = self._stores.pop(job_id, None)
             if store is not None:
                 self._end_store(store, success)

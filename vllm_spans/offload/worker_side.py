@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from vllm_spans.offload.metadata import SpansWorkerMetadata
+from vllm_spans.offload.metadata import JobReport, SpansWorkerMetadata
 
 if TYPE_CHECKING:
     from vllm_spans.offload.metadata import CopyJob, SpansConnectorMetadata
@@ -23,7 +23,7 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         super().__init__(*args)  # type: ignore[arg-type]
         self._running: dict[int, CopyJob] = {}
         self._stores: set[int] = set()
-        self._ended: dict[int, bool] = {}
+        self._ended: dict[int, JobReport] = {}
         self._failed_blocks: set[int] = set()
 
     def start_loads(self, metadata: SpansConnectorMetadata) -> None:
@@ -49,7 +49,7 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         assert self.worker is not None
         received: set[str] = set()
         for result in self.worker.get_finished():
-            self._ended[result.job_id] = result.success
+            self._ended[result.job_id] = JobReport(1, result.success)
             if result.job_id in self._stores:
                 self._stores.remove(result.job_id)
                 continue
