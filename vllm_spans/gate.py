@@ -105,12 +105,14 @@ def check_config(config: VllmConfig) -> None:
     Raises:
         GateError: All that stands in the way, one line each.
     """
+    from vllm_spans.offload.admission import connector_reasons
+
     reasons = [
         *_model_reasons(config),
         *_window_reasons(config),
         *_cache_reasons(config),
         *_feature_reasons(config),
-        *_connector_reasons(config),
+        *connector_reasons(config),
         *_platform_reasons(config),
     ]
     if reasons:
@@ -265,74 +267,6 @@ def _feature_reasons(config: VllmConfig) -> list[str]:
         )
     if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
         reasons.append("vLLM's Rust front end bypasses the markup; unset VLLM_USE_RUST_FRONTEND")
-    return reasons
-
-
-OFFLOADING_CONNECTOR = ("SpansOffloadingConnector", "vllm_spans.offload.connector")
-"""Name and module of the one KV connector that knows what the cache holds."""
-
-
-def _connector_reasons(config: VllmConfig) -> list[str]:
-    from vllm.platforms import current_platform
-
-    from vllm_spans.offload.settings import OffloadSettings, OffloadSettingsError
-
-    transfer = config.kv_transfer_config
-    if transfer is None or transfer.kv_connector is None:
-        return []
-    if (transfer.kv_connector, transfer.kv_connector_module_path) != OFFLOADING_CONNECTOR:
-        name, module = OFFLOADING_CONNECTOR
-        return [
-            f"KV connector {transfer.kv_connector}: it would give un-rotated K to engines that take it for rotated; "
-            f"use kv_connector {name} with kv_connector_module_path {module}, or drop --kv-transfer-config"
-        ]
-    try:
-        settings = OffloadSettings.from_extra_config(transfer.kv_connector_extra_config)
-    except OffloadSettingsError as error:
-        return [str(error)]
-    parallel = config.parallel_config
-    reasons = []
-    if transfer.kv_role != "kv_both":
-        reasons.append(f"kv_role {transfer.kv_role}: the tiers are read and written; use kv_both")
-    if not current_platform.is_cpu():
-        reasons.append(
-            "SpansOffloadingConnector on a GPU: its copies have not been verified there yet; drop "
-            "--kv-transfer-config"
-        )
-    if parallel.world_size > 1 or parallel.data_parallel_size > 1:
-        reasons.append(
-            "SpansOffloadingConnector with more than one worker: not verified; set the parallel sizes to 1"
-        )
-    if settings.files is not None:
-        reasons += _file_tier_reasons(config)
-    return reasons
-
-
-def _file_tier_reasons(config: VllmConfig) -> list[str]:
-    """What would let a file outlive what it was computed with."""
-    from vllm_spans.offload.identity import WEIGHT_FORMATS
-
-    reasons = []
-    if config.lora_config is not None:
-        reasons.append(
-            "LoRA with a file tier: an adapter is known by its name alone, which says nothing of its weights after a "
-            "restart; drop --enable-lora or files"
-        )
-    if config.model_config.enable_sleep_mode or config.weight_transfer_config is not None:
-        reasons.append(
-            "sleep mode or weight transfer with a file tier: weights could change under the files; drop "
-            "--enable-sleep-mode and --weight-transfer-config, or files"
-        )
-    algorithm = config.cache_config.prefix_caching_hash_algo
-    if algorithm not in ("sha256", "sha256_cbor"):
-        reasons.append(
-            f"--prefix-caching-hash-algo {algorithm} with a file tier: files are trusted by key; use sha256"
-        )
-    if config.load_config.load_format not in WEIGHT_FORMATS:
-        reasons.append(
-            f"--load-format {config.load_config.load_format} with a file tier: its weights cannot be told apart; use "
-            f"one of {', '.join(WEIGHT_FORMATS)}"
-        )
     return reasons
 
 

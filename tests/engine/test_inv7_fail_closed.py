@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.cases import BLOCK, documents, random_case, tokens
 from tests.engine.harness import ROOT, Engine, EngineError, assert_same, engine_env
-from tests.offload.engines import connector
+from tests.offload.engines import both, connector, stock_connector
 
 SCRIPT = """
 import json, os, sys
@@ -67,20 +67,46 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "KV connector OffloadingConnector",
     ),
-    "connectors side by side": (
+    "an unsafe connector beside ours": (
+        {
+            "kv_transfer_config": both(
+                connector(cpu_memory="1GiB"),
+                {"kv_connector": "ExampleConnector", "kv_role": "kv_both"},
+            )
+        },
+        {},
+        "KV connector ExampleConnector: it keys KV by token ids alone",
+    ),
+    "nothing side by side": (
+        {"kv_transfer_config": both()},
+        {},
+        "without connectors",
+    ),
+    "a connector twice": (
+        {"kv_transfer_config": both(connector(cpu_memory="1GiB"), connector(cpu_memory="2GiB"))},
+        {},
+        "SpansOffloadingConnector twice",
+    ),
+    "a role in a part": (
+        {"kv_transfer_config": both({**stock_connector("1MiB"), "kv_role": "kv_producer"})},
+        {},
+        "kv_role kv_producer of OffloadingConnector",
+    ),
+    "a connector that hands blocks over": (
+        {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}},
+        {},
+        "KV connector NixlConnector: it hands the blocks of a request to another engine",
+    ),
+    "a connector of somebody else": (
         {
             "kv_transfer_config": {
-                "kv_connector": "MultiConnector",
+                "kv_connector": "TheirConnector",
+                "kv_connector_module_path": "theirs",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {
-                    "connectors": [
-                        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
-                    ]
-                },
             }
         },
         {},
-        "KV connector MultiConnector",
+        "KV connector TheirConnector: it is not verified",
     ),
     "vLLM's own offloading flag": (
         {"kv_offloading_size": 1.0},
@@ -121,10 +147,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         {},
         "sharded_state",
     ),
-    "two workers and tiers": (
-        {"kv_transfer_config": connector(cpu_memory="1GiB"), "tensor_parallel_size": 2},
+    "two workers and vLLM's offloading": (
+        {"kv_transfer_config": stock_connector("1GiB"), "tensor_parallel_size": 2},
         {},
-        "more than one worker",
+        "OffloadingConnector with more than one worker",
+    ),
+    "data parallelism and tiers": (
+        {"kv_transfer_config": connector(cpu_memory="1GiB"), "data_parallel_size": 2},
+        {},
+        "data parallelism",
     ),
     "transformers backend": ({"model_impl": "transformers"}, {}, "ransformers"),
     # Their attention lives in transformers' own code, where nothing leaves K un-rotated.
@@ -178,6 +209,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "hybrid manager off": {"model": "gemma3", "disable_hybrid_kv_cache_manager": True},
     "windows switched off": {"model": "mistral_window", "disable_sliding_window": True},
     "windows": {"model": "gemma3"},
+    "two workers and tiers": {
+        "kv_transfer_config": connector(cpu_memory="1GiB"),
+        "tensor_parallel_size": 2,
+    },
+    "vLLM's offloading": {"kv_transfer_config": stock_connector("1GiB")},
+    "connectors side by side": {
+        "kv_transfer_config": both(stock_connector("1GiB"), connector(cpu_memory="1GiB"))
+    },
     "tiers": {"kv_transfer_config": connector(cpu_memory="1GiB", files="/tmp")},
     "lora and CPU memory": {
         "kv_transfer_config": connector(cpu_memory="1GiB"),

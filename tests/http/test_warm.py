@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.engine.harness import ROOT
 from tests.engine.test_inv5_tenants import save_adapter
 from tests.http.server import MODEL_NAME, Server
 from tests.http.traffic import Traffic
+from tests.offload.engines import connector
 from vllm_spans import cli
 
 DELIMITER = "<|span|>"
@@ -317,3 +318,43 @@ def test_a_server_that_is_too_small_and_then_goes_away(
     assert done["ended_by"] in messages
     assert 0 < done["documents"]["computed"] < 300
     assert done["documents"]["failed"] == 0, "an absent server is no fault of the documents"
+
+
+def test_what_a_tier_holds_is_not_computed_again(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing in the KV cache, then nothing in CPU memory either: a run finds the corpus, and sends nothing."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    Folder(corpus, 77, 4)
+    config = connector(cpu_memory="32MiB", files=str(tmp_path / "files"))
+    server = Server(
+        tiny_model,
+        f"--kv-transfer-config={json.dumps(config)}",
+        env={"VLLM_SERVER_DEV_MODE": "1"},
+    )
+    try:
+        code, first, messages = warm(capsys, server, str(corpus))
+        assert (code, first["documents"]["computed"]) == (0, 4), messages
+        total = first["tokens"]["total"]
+        assert first["tokens"]["by_source"] == {"gpu": 0, "cpu": 0, "file": 0, "computed": total}
+        for place, query in (("cpu", ""), ("file", "?reset_external=true")):
+            wait_until(lambda q=query: server.post(f"/reset_prefix_cache{q}", {}).json()["success"])
+            before = completed(server)
+            code, again, messages = warm(capsys, server, str(corpus))
+            assert (code, again["requests"], again["documents"]["already_cached"]) == (0, 0, 4)
+            assert {k: n for k, n in again["tokens"]["by_source"].items() if n} == {place: total}
+            assert again["kv_bytes_by_source"][place] == first["kv_bytes"]
+            assert completed(server) == before
+        assert cli.main(["warm", "--url", server.url, str(corpus)]) == 0
+        assert f"{total:,} in files" in capsys.readouterr().out
+    finally:
+        server.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Ask again and again; blocks are still on their way to a tier for a moment."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

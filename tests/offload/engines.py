@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.harness import Engine
+from vllm_spans.sizes import parse_size
 
 PROBES = "tests.offload.probes:"
 
@@ -17,6 +18,29 @@ def connector(**extra: Any) -> dict[str, Any]:
         "kv_connector_module_path": "vllm_spans.offload.connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"load_when": "always", **extra},
+    }
+
+
+def stock_connector(cpu_memory: str) -> dict[str, Any]:
+    """``kv_transfer_config`` with vLLM's own offloading to CPU memory."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostOffloadingSpec",
+            "spec_module_path": "vllm_spans.offload.host_spec",
+            "cpu_bytes_to_use": parse_size(cpu_memory),
+            "offload_prompt_only": False,
+        },
+    }
+
+
+def both(*connectors: dict[str, Any]) -> dict[str, Any]:
+    """``kv_transfer_config`` with connectors side by side."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": list(connectors)},
     }
 
 

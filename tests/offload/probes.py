@@ -7,10 +7,11 @@ import time
 from typing import Any
 
 _stock: dict[str, Any] = {}
+_loaded: dict[str, int] = {}
 
 
 def _tiers(worker: Any) -> Any:
-    return worker.scheduler.connector.tiers
+    return getattr(worker.scheduler, "_tiers", None)
 
 
 def settle(worker: Any, seconds: float = 20.0) -> None:
@@ -22,10 +23,11 @@ def settle(worker: Any, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     tiers = _tiers(worker)
     worker.drain()
-    while worker.scheduler.has_requests() or tiers._manager.has_pending_work():
+    while worker.scheduler.has_requests() or (tiers and tiers._manager.has_pending_work()):
         assert time.monotonic() < end, "jobs of the tiers never end"
         worker.engine.step()
-        tiers.build_metadata()
+        if tiers:
+            tiers.build_metadata()
         time.sleep(0.001)
 
 
@@ -81,6 +83,7 @@ def in_use(worker: Any) -> dict[str, int]:
         "stores": len(tiers._stores),
         "loading": len(tiers.lookups.loading),
         "ended": len(tiers._ended),
+        "reports": len(tiers._reports),
         "published": len(tiers._published),
         "asking": len(worker.scheduler._asking.waiting),
         "manager": len(manager._req_state),
@@ -118,6 +121,61 @@ def restore_copies(worker: Any) -> None:
     from vllm_spans.offload import host_copy
 
     host_copy.copy_rows = _stock.pop("copy_rows")
+
+
+def _copiers(worker: Any) -> dict[str, Any]:
+    """By connector what copies for it in the worker, which lives in this process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    group = get_kv_transfer_group()
+    parts = {type(part).__name__: part for part in getattr(group, "sub_connectors", [group])}
+    return {
+        name: getattr(part, "connector_worker", None) or part.worker for name, part in parts.items()
+    }
+
+
+def watch_loads(worker: Any) -> None:
+    """Count from now on how many blocks each connector loads."""
+    _loaded.clear()
+    for name, side in _copiers(worker).items():
+        copier = side.worker
+        stock = _stock.setdefault(f"load {name}", copier.submit_load)
+
+        def submit_load(
+            job_id: int, source: Any, target: Any, name: str = name, stock: Any = stock
+        ) -> bool:
+            _loaded[name] = _loaded.get(name, 0) + len(target.block_ids)
+            return bool(stock(job_id, source, target))
+
+        copier.submit_load = submit_load
+
+
+def loaded(worker: Any) -> dict[str, int]:
+    """Blocks loaded since ``watch_loads``, by connector."""
+    settle(worker)
+    return dict(_loaded)
+
+
+def left_in_connectors(worker: Any) -> dict[str, int]:
+    """Sizes of what vLLM's own offloading connector must not hold at idle."""
+    settle(worker)
+    return {
+        name: len(getattr(part.scheduler, name))
+        for part in worker.scheduler._prefix_connectors._connectors
+        for name in ("_req_status", "_jobs", "_block_id_to_pending_jobs")
+    }
+
+
+def hide_taken_blocks(worker: Any) -> None:
+    """Switch off: connectors that know prefixes only are told of blocks with new owners."""
+    connectors = worker.scheduler._prefix_connectors
+    _stock["announce_taken"] = connectors.announce_taken
+    connectors.announce_taken = lambda: None
+
+
+def show_taken_blocks(worker: Any) -> None:
+    """Undo ``hide_taken_blocks``."""
+    worker.scheduler._prefix_connectors.announce_taken = _stock.pop("announce_taken")
 
 
 def slow_copies(worker: Any, seconds: float) -> None:
@@ -161,7 +219,7 @@ def gaps(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
     scheduler = worker.scheduler
     worker.add({**request, "id": "probe"})
     (waiting,) = list(scheduler.waiting)
-    tiers, connector = _tiers(worker), scheduler.connector
+    tiers, connector = _tiers(worker), scheduler._gaps_connector
     lookups = tiers.lookups
     last = (waiting.num_tokens - 1) // scheduler.block_size
     end = time.monotonic() + 20
@@ -177,6 +235,16 @@ def gaps(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
     worker.engine.abort_request(["probe"])
     settle(worker)
     return answer
+
+
+def explain(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """What ``explain`` says of a request, and how many steps the engine could have made until then."""
+    core = worker.engine.engine_core.engine_core
+    names = ("span_starts", "cross_span_starts", "span_gap_policy")
+    extra = {name: request[name] for name in names if request.get(name) is not None}
+    answer = core.spans_explain(request["tokens"], extra, request.get("salt"))
+    waits = not answer.done()
+    return {**answer.result(timeout=30), "waits": waits}
 
 
 def keys_of(worker: Any, request: dict[str, Any]) -> list[str]:
@@ -235,6 +303,14 @@ def resident_bytes(worker: Any) -> int:
     with open("/proc/self/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines["RssAnon"].split()[0]) * 1024
+
+
+def change_user(worker: Any, number: int) -> None:
+    """Let all threads of the process work for another user from now on; root may go on as root later."""
+    import os
+
+    settle(worker)
+    os.seteuid(number)
 
 
 def be_patient(worker: Any) -> None:

@@ -12,7 +12,7 @@ OVERHEAD = 40
 
 
 def pending(index: int, tokens: int, title: str | None = None) -> Pending:
-    return Pending(Document(f"{index}", "text", title, 0), tokens, 0, OVERHEAD)
+    return Pending(Document(f"{index}", "text", title, 0), tokens, {}, OVERHEAD)
 
 
 def same_title(one: Document, two: Document) -> bool:

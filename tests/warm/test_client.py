@@ -119,8 +119,9 @@ def test_models(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def piece(kind: str, cached: int | None) -> dict[str, Any]:
-    return {"kind": kind, "tokens": 64, "pads": 3, "cached_tokens": cached}
+def piece(kind: str, cached: int | None, **tiers: int) -> dict[str, Any]:
+    found = {"cached_tokens": cached, "tier_tokens": tiers}
+    return {"kind": kind, "tokens": 64, "pads": 3, **found}
 
 
 def test_explanations(pauses: list[float]) -> None:
@@ -134,6 +135,10 @@ def test_explanations(pauses: list[float]) -> None:
     pieces = [piece("prefix", 0), piece("plus", 64), piece("plus", 32), piece("cross", 0)]
     found, _ = ask(explain, answer(*pieces))
     assert [span.is_cached for span in found.spans] == [True, False]
+    behind = [piece("plus", 0, cpu=32, file=32), piece("plus", 32, cpu=0, file=0)]
+    first, second = ask(explain, answer(*behind))[0].spans
+    assert first.is_cached and first.found == {"gpu": 0, "cpu": 32, "file": 32}
+    assert not second.is_cached and second.missing_tokens == 32
     assert (found.prompt_tokens, found.kv_bytes_per_token) == (99, 8)
     assert found.kv_cache_tokens is None
     with pytest.raises(ServerError, match="--delimiter"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 
 import pytest
 
@@ -26,7 +27,7 @@ def a_tally() -> Tally:
         failures=[("a.txt", "is empty")],
         tokens=3072,
         pads=100,
-        cached_tokens=1024,
+        found_tokens=Counter(gpu=1024),
         computed_tokens=2048,
         requests=2,
         kv_bytes_per_token=1024,
@@ -55,6 +56,21 @@ def test_summary_adds_up() -> None:
     assert answer["kv_bytes"] == 3072 * 1024
     assert sum(answer["documents"][kind] for kind in ("computed", "already_cached")) == 3
     assert answer["failures"] == [{"document": "a.txt", "reason": "is empty"}]
+
+
+def test_summary_tells_where_tokens_were() -> None:
+    tally = a_tally()
+    assert "found" not in summary(tally), "there is one place only"
+    tally.found_tokens = Counter(gpu=256, cpu=512, file=256)
+    assert (
+        "found      256 in the KV cache (256.0 KiB), 512 in CPU memory (512.0 KiB), 256 in files "
+        "(256.0 KiB)" in summary(tally)
+    )
+    answer = tally.as_dict()
+    assert answer["tokens"]["already_cached"] == 1024
+    assert sum(answer["tokens"]["by_source"].values()) == tally.tokens
+    assert answer["kv_bytes_by_source"]["computed"] == 2048 * 1024
+    assert sum(answer["kv_bytes_by_source"].values()) == tally.kv_bytes
 
 
 def test_summary_warns_of_a_cache_that_is_too_small() -> None:

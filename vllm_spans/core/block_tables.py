@@ -127,6 +127,17 @@ class SpanBlockTables:
 
         self._pool._insert_block_hash = insert_and_tell  # type: ignore[method-assign]
 
+    def watch_taken(self, observer: Callable[[Sequence[KVCacheBlock]], None]) -> None:
+        """Tell an observer of every block that gets a new owner, vLLM's own requests included."""
+        take = self._pool.get_new_blocks
+
+        def take_and_tell(num_blocks: int) -> list[KVCacheBlock]:
+            blocks = take(num_blocks)
+            observer(blocks)
+            return blocks
+
+        self._pool.get_new_blocks = take_and_tell  # type: ignore[method-assign]
+
     def take(self, count: int) -> list[KVCacheBlock] | None:
         """Take blocks that belong to no table; ``None`` when the pool is too full."""
         if count > self._pool.get_num_free_blocks():

@@ -1,6 +1,7 @@
 """The two hash chains of a request with spans.
 
-Exact chain E: the stock chain from the prompt's start, so prefix blocks are shared with ordinary requests. In a
+Exact chain E: the stock chain from the prompt's start, so prefix blocks are shared with ordinary requests. Its root is
+not the stock one: what is cached is K before its rotation, which a stock engine must never find under its keys. In a
 span it folds in, instead of the tokens, which blocks are recomputed in context and the key of the span as a whole:
 that is all of the layout and the policy that the KV of what follows depends on.
 
@@ -28,6 +29,17 @@ ExtraKeysFn = Callable[[int, int], "tuple[Any, ...] | None"]
 
 SPAN_DOMAIN = "vllm_spans.span.1"
 EXACT_DOMAIN = "vllm_spans.exact.1"
+UNROTATED_DOMAIN = "vllm_spans.unrotated.1"
+
+
+def make_exact_root(hash_fn: HashFn, stock_root: Key) -> Key:
+    """Parent of the first block of every prompt in an engine with spans.
+
+    Args:
+        hash_fn: Hash function of the engine.
+        stock_root: Parent of first blocks in an engine without.
+    """
+    return hash_fn((UNROTATED_DOMAIN, stock_root))
 
 
 def make_span_root(hash_fn: HashFn, tenant: tuple[Any, ...] | None, model: str) -> Key:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -19,6 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from vllm_spans.core.asking import Asking
 from vllm_spans.core.block_tables import SpanBlockTables
+from vllm_spans.core.connectors import PrefixConnectors, connector_with_gaps
 from vllm_spans.core.identity import announce
 from vllm_spans.core.plan import make_plan
 from vllm_spans.core.preparation import Preparation, RowBudget
@@ -28,6 +29,8 @@ from vllm_spans.metrics.stats import SpanStats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
     from vllm_spans.core.request_spans import RequestSpans
     from vllm_spans.core.rows import Row
-    from vllm_spans.offload.connector import SpansOffloadingConnector
     from vllm_spans.offload.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,11 @@ class SpanSchedulerMixin(Scheduler):
         self._rows: list[Row] = []
         self._span_stats = SpanStats()
         # CPU memory and files behind the KV cache; without our connector there are none.
-        self._tiers: Tiers | None = getattr(self.connector, "tiers", None)
+        self._gaps_connector = connector_with_gaps(self.connector)
+        self._tiers: Tiers | None = self._gaps_connector.tiers if self._gaps_connector else None
+        self._prefix_connectors = PrefixConnectors(
+            self.connector, self._tables, lambda: self.reset_preempted_req_ids
+        )
         self._asking: Asking | None = None
         if self._tiers is not None:
             self._tiers.attach(self._tables, self._span_stats)
@@ -123,6 +129,12 @@ class SpanSchedulerMixin(Scheduler):
             self.finished_req_ids.update(row.row_id for row in self._rows)
             self._rows = []
 
+    def _build_kv_connector_meta(
+        self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata:
+        self._prefix_connectors.announce_taken()
+        return super()._build_kv_connector_meta(connector, scheduler_output)
+
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not super()._handle_blocked_waiting_request(request):
             return False
@@ -153,6 +165,7 @@ class SpanSchedulerMixin(Scheduler):
             self._forget_plan(request, spans)
             if not request.is_finished():
                 self._unplanned.add(request.request_id)
+                self._prefix_connectors.forget_table(request)
         if self._tiers is not None and not request.is_finished():
             self._tiers.withdraw(self._tables.table(request))
             self._tiers.lookups.release(request.request_id)
@@ -161,7 +174,7 @@ class SpanSchedulerMixin(Scheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        if self._tiers is not None and self._tiers.busy:
+        if self._connector_busy:
             # A block under a job cannot be taken from it; vLLM would raise.
             return False
         if reset_running_requests:
@@ -331,7 +344,7 @@ class SpanSchedulerMixin(Scheduler):
         stuck = [request for request, spans in spans_of.items() if spans and spans.todo]
         if not stuck or len(stuck) < len(self._preparing):
             return
-        if self._tiers is not None and self._tiers.busy:
+        if self._connector_busy:
             # The end of a job lets a request go on, or frees blocks.
             return
         if len(stuck) > 1:
@@ -377,13 +390,17 @@ class SpanSchedulerMixin(Scheduler):
 
     # ---- other tiers --------------------------------------------------------------------------------------
 
+    @property
+    def _connector_busy(self) -> bool:
+        """Whether a connector has jobs on their way."""
+        return self.connector is not None and self.connector.has_pending_push_work()
+
     def _loadable(self, request: Request) -> list[bool]:
         """Per block of a request whether the tiers hold it: whatever is not in a gap of the connector."""
-        if self._tiers is None:
+        if self._gaps_connector is None:
             return []
         loadable = [True] * -(-request.num_tokens // self.block_size)
-        connector = cast("SpansOffloadingConnector", self.connector)
-        for start, end in connector.get_computed_token_gaps(request, 0):
+        for start, end in self._gaps_connector.get_computed_token_gaps(request, 0):
             first, last = start // self.block_size, -(-end // self.block_size)
             loadable[first:last] = [False] * (last - first)
         return loadable
@@ -405,7 +422,7 @@ class SpanSchedulerMixin(Scheduler):
 
         vLLM admits such a load only if the rest of its prompt finds room too, and scans no further while it does not.
         """
-        if self._tiers is None:
+        if self.connector is None:
             return 0
         return sum(
             self._request_remaining_blocks(request)
@@ -451,6 +468,11 @@ class SpanSchedulerMixin(Scheduler):
         return len(used) <= self.lora_config.max_loras
 
     # ---- for `explain` ------------------------------------------------------------------------------------
+
+    @property
+    def tiers(self) -> Tiers | None:
+        """CPU memory and files behind the KV cache."""
+        return self._tiers
 
     def cached_block(self, key: bytes) -> KVCacheBlock | None:
         """Block that holds the KV of a key, without touching it."""

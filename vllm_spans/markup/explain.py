@@ -53,16 +53,15 @@ def describe(
         gap_policy: The policy in force for the request.
         gap_length: Its k.
         decode: Text of tokens.
-        cached: The engine's answer: pieces with ``start`` and ``cached_tokens``, and the size of its KV
-            cache; ``None`` when there is no engine.
+        cached: The engine's answer: pieces with ``start``, ``cached_tokens`` and ``tier_tokens``, the names of
+            its tiers, and the size of its KV cache; ``None`` when there is no engine.
 
     Returns:
-        The answer as plain JSON values. ``cached_tokens`` of a piece, and the cache's size, are ``None``
-        if unknown.
+        The answer as plain JSON values. ``cached_tokens`` and ``tier_tokens`` of a piece, ``tiers``, and the
+        cache's size, are ``None`` if unknown.
     """
-    known: dict[int, int] = {}
-    for piece in (cached or {}).get("pieces", ()):
-        known[piece["start"]] = piece["cached_tokens"]
+    known = {piece["start"]: piece for piece in (cached or {}).get("pieces", ())}
+    tiers = (cached or {}).get("tiers")
     pieces = []
     laid = prompt.pieces if prompt is not None else ()
     rows: list[tuple[str, int, int, int, str | None]] = [
@@ -72,7 +71,7 @@ def describe(
         rows = [("prefix", 0, len(token_ids), 0, None)]
     for kind, start, end, pads, text in rows:
         # A piece that the engine cuts in two (the last block is always computed) has two parts.
-        parts = [count for offset, count in known.items() if start <= offset < end]
+        parts = [part for offset, part in known.items() if start <= offset < end]
         pieces.append(
             {
                 "kind": kind,
@@ -80,7 +79,15 @@ def describe(
                 "end": end,
                 "tokens": end - start,
                 "pads": pads,
-                "cached_tokens": sum(parts) if parts else None,
+                "cached_tokens": sum(part["cached_tokens"] for part in parts) if parts else None,
+                "tier_tokens": (
+                    {
+                        tier: sum(part["tier_tokens"].get(tier, 0) for part in parts)
+                        for tier in tiers or ()
+                    }
+                    if parts
+                    else None
+                ),
                 "text": _preview(decode(token_ids[start : end - pads]) if text is None else text),
             }
         )
@@ -95,6 +102,7 @@ def describe(
         "spans": sum(piece["kind"] == "plus" for piece in pieces),
         "kv_bytes_per_token": (cached or {}).get("kv_bytes_per_token"),
         "kv_cache_tokens": (cached or {}).get("kv_cache_tokens"),
+        "tiers": tiers,
         "pieces": pieces,
     }
 

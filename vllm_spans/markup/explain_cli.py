@@ -149,10 +149,12 @@ def table(answer: dict[str, Any]) -> str:
     Args:
         answer: The endpoint's answer.
     """
-    header = ("", "kind", "start", "end", "tokens", "pads", "cached", "text")
+    tiers = answer.get("tiers") or []
+    header = ("", "kind", "start", "end", "tokens", "pads", "cached", *tiers, "text")
     rows = [header]
     for index, piece in enumerate(answer["pieces"]):
-        cached = piece["cached_tokens"]
+        counts = [piece["cached_tokens"]]
+        counts += [(piece["tier_tokens"] or {}).get(tier) for tier in tiers]
         rows.append(
             (
                 str(index),
@@ -161,7 +163,7 @@ def table(answer: dict[str, Any]) -> str:
                 str(piece["end"]),
                 str(piece["tokens"]),
                 str(piece["pads"]),
-                "?" if cached is None else str(cached),
+                *("?" if count is None else str(count) for count in counts),
                 json.dumps(piece["text"], ensure_ascii=False)[1:-1],
             )
         )

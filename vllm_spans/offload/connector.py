@@ -51,8 +51,9 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             if settings.files is not None:
                 spec.add_file_tier(vllm_config, kv_cache_config, settings)
+            workers = vllm_config.parallel_config.world_size
             cost = settings.make_cost_model(self._block_size, spec.kv_bytes_per_chunk)
-            self.tiers = Tiers(spec.make_manager(), settings.load_timeout, cost)
+            self.tiers = Tiers(spec.make_manager(), settings.load_timeout, workers, cost)
         else:
             self._worker = SpansConnectorWorker(spec, vllm_config, kv_cache_config)
 
@@ -130,6 +131,8 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Load the prefix that vLLM has made room for."""
         if not num_external_tokens:
+            # Another connector may have found the prefix first.
+            self._tiers.lookups.release(request.request_id)
             return
         found = [
             (key, block)
@@ -148,7 +151,7 @@ class SpansOffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if report is not None:
             assert isinstance(report, SpansWorkerMetadata)
-            self._tiers.end_jobs(report.ended, report.seconds)
+            self._tiers.end_jobs(report.ended)
 
     def request_finished(
         self, request: Request, block_ids: list[int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _KEYS_PER_TASK = 8
 _LOG_EVERY = 60.0
+_MOST_LOOKS = 8
+"""Looks at a time; on storage that hangs, so many threads stay with it."""
 _GRACE = 10.0
 """Seconds that a shutdown waits for files to be written."""
 
@@ -161,6 +165,7 @@ class SpansFileTier(SecondaryTierManager):
         self._limit = SizeLimit(root, limit)
         self._memory = primary_kv_view.cast("B")
         self._lookups = _Lookups(self.store, self.load_failures)
+        self._looks = threading.BoundedSemaphore(_MOST_LOOKS)
         self._pool = DualQueueThreadPool(threads, threads, "vllm-spans-files")
         self._clock = clock
         self._loads: dict[int, _Read] = {}
@@ -185,6 +190,42 @@ class SpansFileTier(SecondaryTierManager):
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
+
+    def look(self, keys: Sequence[OffloadKey], timeout: float) -> Future[list[OffloadKey]]:
+        """Which keys have files, for people who want to know.
+
+        Returns:
+            Keys with files. Those that have not been looked at in ``timeout`` seconds are left out, as are those of a
+            look that is not begun because storage hangs.
+        """
+        answer: Future[list[OffloadKey]] = Future()
+        found: list[OffloadKey] = []
+
+        def end() -> None:
+            with contextlib.suppress(InvalidStateError):
+                answer.set_result(list(found))
+
+        def look() -> None:
+            try:
+                for key in keys:
+                    if answer.done():
+                        break
+                    with contextlib.suppress(FileError):
+                        if self.store.contains(key):
+                            found.append(key)
+            finally:
+                self._looks.release()
+                late.cancel()
+                end()
+
+        late = threading.Timer(timeout, end)
+        late.daemon = True
+        if self._looks.acquire(blocking=False):
+            late.start()
+            threading.Thread(target=look, name="vllm-spans-files-look", daemon=True).start()
+        else:
+            end()
+        return answer
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Write blocks of the CPU tier."""

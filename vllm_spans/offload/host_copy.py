@@ -6,15 +6,17 @@ import logging
 import os
 import queue
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from vllm_spans.attention import outside_writes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from vllm.v1.kv_offload.base import CanonicalKVCaches, LoadStoreSpec
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -33,24 +35,25 @@ class HostCopyWorker(OffloadingWorker):
 
     Args:
         kv_caches: Pages of each layer as bytes, ``[blocks, page size]``.
-        region: CPU memory shared with the scheduler's process; a row holds one block, layer by layer.
+        rows: CPU memory for each layer, ``[rows, page size]``.
+        region: Where ``rows`` are if the scheduler's process shares them.
         clock: Seconds, for tests.
     """
 
     def __init__(
         self,
         kv_caches: CanonicalKVCaches,
-        region: SharedOffloadRegion,
+        rows: Sequence[torch.Tensor],
+        region: SharedOffloadRegion | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._region = region
         self._clock = clock
-        self._copies = [
-            (cache.tensor, region.create_next_worker_view(cache.tensor.shape[1]))
-            for cache in kv_caches.tensors
-        ]
+        self._copies = list(zip((cache.tensor for cache in kv_caches.tensors), rows, strict=True))
         self._thread = ThreadPoolExecutor(1, "vllm-spans-load")
         self._finished: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
+        # Loads that are not reported yet: their end, and the blocks they write.
+        self._loads: dict[int, tuple[Future[None], list[int]]] = {}
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
@@ -65,27 +68,35 @@ class HostCopyWorker(OffloadingWorker):
         """Copy blocks back from CPU memory, in the background."""
         assert isinstance(src_spec, CPULoadStoreSpec)
         rows, blocks = _indices(src_spec), _indices(dst_spec)
-        self._thread.submit(
+        end = self._thread.submit(
             self._run, job_id, lambda pages, host: copy_rows(host, rows, pages, blocks)
         )
+        self._loads[job_id] = end, blocks.tolist()
         return True
 
     def get_finished(self) -> list[TransferResult]:
         """Jobs that ended since the last call."""
         results = []
         while not self._finished.empty():
-            results.append(self._finished.get())
+            result = self._finished.get()
+            if result.job_id in self._loads:
+                _, blocks = self._loads.pop(result.job_id)
+                outside_writes.announce(blocks)
+            results.append(result)
         return results
 
     def wait(self, job_ids: set[int]) -> None:
-        """Loads are waited for by nobody here: a block is held until its job is reported."""
+        """Wait until jobs have ended; stores have already."""
+        for job_id in job_ids & self._loads.keys():
+            self._loads[job_id][0].result()
 
     def shutdown(self) -> None:
         """End the thread and give the memory back."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._copies.clear()
-        forget_name(self._region)
-        self._region.cleanup()
+        if self._region is not None:
+            forget_name(self._region)
+            self._region.cleanup()
 
     def _run(self, job_id: int, copy: Copy) -> None:
         begin = self._clock()

@@ -59,6 +59,7 @@ def cache_identity(
         geometry={
             "block_size": cache.block_size,
             "layers": list(group.layer_names),
+            "workers": config.parallel_config.world_size,
             "page_size": group.kv_cache_spec.page_size_bytes,
             "layout": page_layout(config),
         },

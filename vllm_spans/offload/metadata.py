@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,46 @@ class SpansConnectorMetadata(KVConnectorMetadata):
     stores: list[CopyJob] = field(default_factory=list)
 
 
-@dataclass
-class SpansWorkerMetadata(KVConnectorWorkerMetadata):
-    """Jobs that ended.
+@dataclass(frozen=True)
+class JobReport:
+    """What workers have reported of a job.
 
     Attributes:
-        ended: Id -> whether it succeeded.
-        seconds: Id -> how long the copy took, for loads.
+        workers: How many have ended their part of it.
+        success: Whether all of these have done it.
+        seconds: What the copy took, the slowest of them.
     """
 
-    ended: dict[int, bool] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
+    workers: int
+    success: bool
+    seconds: float
+
+    def joined(self, other: JobReport) -> JobReport:
+        """This report and one of other workers."""
+        return JobReport(
+            self.workers + other.workers,
+            self.success and other.success,
+            max(self.seconds, other.seconds),
+        )
+
+
+@dataclass
+class SpansWorkerMetadata(KVConnectorWorkerMetadata):
+    """Jobs that ended, by id: each worker copies its part of every block."""
+
+    ended: dict[int, JobReport] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Join reports of one worker; the gate admits a single one."""
+        """Join reports of different workers."""
         assert isinstance(other, SpansWorkerMetadata)
-        return SpansWorkerMetadata({**self.ended, **other.ended}, {**self.seconds, **other.seconds})
+        return SpansWorkerMetadata(join_reports(self.ended, other.ended))
+
+
+def join_reports(
+    ended: Mapping[int, JobReport], more: Mapping[int, JobReport]
+) -> dict[int, JobReport]:
+    """Reports by job from both."""
+    joined = dict(ended)
+    for job_id, report in more.items():
+        joined[job_id] = joined[job_id].joined(report) if job_id in joined else report
+    return joined

@@ -85,5 +85,9 @@ class SpansOffloadingSpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        worker = DeviceCopyWorker if current_platform.is_cuda() else HostCopyWorker
-        return worker(kv_caches, region)
+        if current_platform.is_cuda():
+            return DeviceCopyWorker(kv_caches, region)
+        rows = [
+            region.create_next_worker_view(cache.tensor.shape[1]) for cache in kv_caches.tensors
+        ]
+        return HostCopyWorker(kv_caches, rows, region)

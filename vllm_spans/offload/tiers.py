@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from vllm_spans.offload.cost import CPU, FILE, StepTimes
 from vllm_spans.offload.file_tier import SpansFileTier
 from vllm_spans.offload.lookups import Lookups, offload_key
-from vllm_spans.offload.metadata import CopyJob, SpansConnectorMetadata
+from vllm_spans.offload.metadata import (
+    CopyJob,
+    JobReport,
+    SpansConnectorMetadata,
+    join_reports,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -71,6 +77,7 @@ class Tiers:
     Args:
         manager: vLLM's books of the tiers.
         load_timeout: Seconds that a request waits for a lower tier.
+        workers: How many copy a part of each block.
         cost: Says what is loaded; without it, all that the tiers hold.
         clock: Seconds, for tests.
 
@@ -82,10 +89,15 @@ class Tiers:
         self,
         manager: TieringOffloadingManager,
         load_timeout: float,
+        workers: int = 1,
         cost: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
+        self._load_timeout = load_timeout
+        self._workers = workers
+        # Of jobs that some workers have ended, and not all.
+        self._reports: dict[int, JobReport] = {}
         self._cost = cost
         self.lookups = Lookups(manager, self.file_tier, load_timeout, cost, clock)
         self._step_times: StepTimes | None = None
@@ -135,6 +147,35 @@ class Tiers:
             sequences = len(step.num_scheduled_tokens)
             self._step_times.end(step, sequences, step.total_num_scheduled_tokens)
 
+    # ---- looks --------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The tiers, the nearest first."""
+        return ("cpu",) if self.file_tier is None else ("cpu", "file")
+
+    def look(self, keys: Sequence[Key]) -> Future[dict[Key, str]]:
+        """Which tier holds keys, without asking for them: nothing is pinned, read or counted as used.
+
+        Returns:
+            The tier of each key that one holds. Files that are slow to be looked at count as missing.
+        """
+        answer: Future[dict[Key, str]] = Future()
+        context = ReqContext("vllm-spans-look")
+        in_memory = self._manager.primary_tier.lookup
+        held = {k: "cpu" for k in keys if in_memory(offload_key(k), context) is LookupResult.HIT}
+        files = self.file_tier
+        if files is None:
+            answer.set_result(held)
+            return answer
+        missing = {offload_key(key): key for key in keys if key not in held}
+
+        def add_files(found: Future[list[OffloadKey]]) -> None:
+            answer.set_result(held | {missing[name]: "file" for name in found.result()})
+
+        files.look(list(missing), self._load_timeout).add_done_callback(add_files)
+        return answer
+
     # ---- loads --------------------------------------------------------------------------------------------
 
     def start_load(
@@ -169,22 +210,19 @@ class Tiers:
         ended, self._ended = self._ended, []
         return ended
 
-    def end_jobs(self, ended: dict[int, bool], seconds: dict[int, float]) -> None:
-        """Book the end of jobs that the worker reports.
-
-        Args:
-            ended: Id -> success.
-            seconds: Id -> what the copy took, for loads.
-        """
-        for job_id, success in ended.items():
+    def end_jobs(self, reports: Mapping[int, JobReport]) -> None:
+        """Book what workers report: a job has ended when all of them have ended their part of it."""
+        self._reports = join_reports(self._reports, reports)
+        for job_id in [id_ for id_ in reports if self._reports[id_].workers == self._workers]:
+            report = self._reports.pop(job_id)
             store = self._stores.pop(job_id, None)
             if store is not None:
-                self._end_store(store, success)
+                self._end_store(store, report.success)
             else:
                 load = self._loads.pop(job_id)
-                if success and self._cost is not None and job_id in seconds:
-                    self._cost.add_load(CPU, len(load.keys), seconds[job_id])
-                self._end_load(job_id, load, success)
+                if report.success and self._cost is not None:
+                    self._cost.add_load(CPU, len(load.keys), report.seconds)
+                self._end_load(job_id, load, report.success)
 
     def _end_store(self, store: _Store, success: bool) -> None:
         assert self._tables is not None

@@ -10,8 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from vllm_spans.attention import outside_writes
-from vllm_spans.offload.metadata import SpansWorkerMetadata
+from vllm_spans.offload.metadata import JobReport, SpansWorkerMetadata
 
 if TYPE_CHECKING:
     from vllm_spans.offload.metadata import CopyJob, SpansConnectorMetadata
@@ -24,8 +23,7 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         super().__init__(*args)  # type: ignore[arg-type]
         self._running: dict[int, CopyJob] = {}
         self._stores: set[int] = set()
-        self._ended: dict[int, bool] = {}
-        self._seconds: dict[int, float] = {}
+        self._ended: dict[int, JobReport] = {}
         self._failed_blocks: set[int] = set()
 
     def start_loads(self, metadata: SpansConnectorMetadata) -> None:
@@ -51,14 +49,11 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         assert self.worker is not None
         received: set[str] = set()
         for result in self.worker.get_finished():
-            self._ended[result.job_id] = result.success
+            self._ended[result.job_id] = JobReport(1, result.success, result.transfer_time or 0.0)
             if result.job_id in self._stores:
                 self._stores.remove(result.job_id)
                 continue
             job = self._running.pop(result.job_id)
-            if result.transfer_time is not None:
-                self._seconds[result.job_id] = result.transfer_time
-            outside_writes.announce(job.blocks)
             if job.request_id is not None:
                 received.add(job.request_id)
                 if not result.success:
@@ -74,9 +69,8 @@ class SpansConnectorWorker(OffloadingConnectorWorker):
         """Jobs that ended since the last report."""
         if not self._ended:
             return None
-        report = SpansWorkerMetadata(self._ended, self._seconds)
-        self._ended, self._seconds = {}, {}
-        return report
+        ended, self._ended = self._ended, {}
+        return SpansWorkerMetadata(ended)
 
 
 def _cache_spec(job: CopyJob) -> GPULoadStoreSpec:

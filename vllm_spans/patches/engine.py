@@ -13,6 +13,7 @@ from vllm_spans.core.layout import SPAN_ARGS, SpanLayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from vllm.config import VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -25,6 +26,7 @@ _SMALLEST_BLOCK = {"cpu": 32, "cuda": 16}
 PATCHED: list[str] = [
     "vllm.envs:environment_variables",
     "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    "vllm.v1.engine.core:init_none_hash",
     "vllm.v1.engine.core:get_request_block_hasher",
     "vllm.v1.engine.core:EngineCore.spans_explain",
     "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
@@ -39,6 +41,7 @@ def apply() -> None:
     _register_environment()
     _extend_scheduler_stats()
     _patch_engine_config()
+    _patch_exact_root()
     _patch_block_hasher()
     _patch_process_inputs()
     _add_explain()
@@ -173,6 +176,28 @@ def _worker_class() -> str:
     return "vllm_spans.attention.gpu_worker.SpansGPUWorker"
 
 
+def _patch_exact_root() -> None:
+    """``init_none_hash`` as the engine core sees it: the root of the exact chain says how the cache holds K.
+
+    No key of an engine with spans equals one of a stock engine then, so that no store between the two, keyed by block
+    hashes as vLLM's connectors are, gives un-rotated K to an engine that takes it for rotated.
+    """
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.engine import core
+
+    from vllm_spans.core.hashing import make_exact_root
+
+    stock = core.init_none_hash
+
+    @functools.wraps(stock)
+    def init_none_hash(hash_fn: Callable[[Any], bytes]) -> None:
+        stock(hash_fn)
+        root = make_exact_root(hash_fn, kv_cache_utils.NONE_HASH)
+        kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(root)
+
+    core.init_none_hash = init_none_hash
+
+
 def _patch_block_hasher() -> None:
     """``get_request_block_hasher`` as the engine core sees it: requests with spans get their own keys at once."""
     from vllm.v1.engine import core
@@ -284,7 +309,10 @@ def _extend_scheduler_stats() -> None:
 
 
 def _add_explain() -> None:
-    """``EngineCore.spans_explain``: a utility call for the API server; vLLM has nothing of the kind."""
+    """``EngineCore.spans_explain``: a utility call for the API server; vLLM has nothing of the kind.
+
+    It answers with a future, as vLLM lets such calls do: steps go on while files are looked for.
+    """
     from vllm.v1.engine.core import EngineCore
 
     def spans_explain(
@@ -293,7 +321,7 @@ def _add_explain() -> None:
         extra_args: dict[str, Any] | None,
         cache_salt: str | None = None,
         lora: list[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Future[dict[str, Any]]:
         from vllm_spans.core.explain import explain_request
 
         return explain_request(self, token_ids, extra_args, cache_salt, lora)

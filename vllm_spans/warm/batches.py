@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vllm_spans.warm.corpus import Document
@@ -15,13 +15,13 @@ class Pending:
     Attributes:
         document: The document.
         tokens: Tokens of its span, pads included.
-        cached_tokens: Those of them that are cached.
+        found: Those of them that were there already, by place.
         overhead: Tokens of its request outside its span.
     """
 
     document: Document
     tokens: int
-    cached_tokens: int
+    found: Mapping[str, int]
     overhead: int
 
 

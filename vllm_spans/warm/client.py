@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -43,16 +44,28 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class SpanState:
-    """A span as the server sees it: its tokens, how many of these are pads, and how many are cached."""
+    """A span as the server sees it.
+
+    Attributes:
+        tokens: Its tokens.
+        pads: Pads among them.
+        found: How many of them are in the KV cache (``gpu``), in the server's CPU memory and in its files, each
+            counted where it is nearest.
+    """
 
     tokens: int
     pads: int
-    cached_tokens: int
+    found: Mapping[str, int]
+
+    @property
+    def missing_tokens(self) -> int:
+        """Tokens that would have to be computed."""
+        return self.tokens - sum(self.found.values())
 
     @property
     def is_cached(self) -> bool:
-        """Whether all of the span is cached."""
-        return self.cached_tokens == self.tokens
+        """Whether all of the span is there."""
+        return not self.missing_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +180,12 @@ class Server:
                 "the server has no engine and so no KV cache; warm one that generates"
             )
         states = [
-            SpanState(piece["tokens"], piece["pads"], piece["cached_tokens"]) for piece in found
+            SpanState(
+                piece["tokens"],
+                piece["pads"],
+                {"gpu": piece["cached_tokens"], **(piece.get("tier_tokens") or {})},
+            )
+            for piece in found
         ]
         return Explanation(
             tuple(states),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from vllm_spans.sizes import format_size
 
 _SHOWN_FAILURES = 20
+_PLACES = {"gpu": "the KV cache", "cpu": "CPU memory", "file": "files"}
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Tally:
         failures: Name and reason of each document that failed.
         tokens: Tokens of the spans of all documents but failures and duplicates, pads included.
         pads: Pads among them.
-        cached_tokens: Those of them that were cached already.
+        found_tokens: Those of them that were there already, by place: the KV cache (``gpu``) or a tier behind it.
         computed_tokens: Those that were computed.
         requests: Requests that computed spans.
         kv_bytes_per_token: Bytes of KV per token, as the server tells.
@@ -45,7 +47,7 @@ class Tally:
     failures: list[tuple[str, str]] = field(default_factory=list)
     tokens: int = 0
     pads: int = 0
-    cached_tokens: int = 0
+    found_tokens: Counter[str] = field(default_factory=Counter)
     computed_tokens: int = 0
     requests: int = 0
     kv_bytes_per_token: int | None = None
@@ -57,6 +59,16 @@ class Tally:
     def done(self) -> int:
         """Documents that are done."""
         return self.cached + self.computed + self.missing + self.duplicates + len(self.failures)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that were there already."""
+        return self.found_tokens.total()
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens by where they came from."""
+        return {**self.found_tokens, "computed": self.computed_tokens}
 
     @property
     def kv_bytes(self) -> int | None:
@@ -77,6 +89,7 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """The summary as JSON values."""
+        each = self.kv_bytes_per_token
         return {
             "object": "spans.warm",
             "documents": {
@@ -92,8 +105,12 @@ class Tally:
                 "pads": self.pads,
                 "already_cached": self.cached_tokens,
                 "computed": self.computed_tokens,
+                "by_source": self.sources,
             },
             "kv_bytes": self.kv_bytes,
+            "kv_bytes_by_source": None
+            if each is None
+            else {k: n * each for k, n in self.sources.items()},
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_cache_tokens": self.kv_cache_tokens,
             "requests": self.requests,
@@ -141,6 +158,8 @@ def summary(tally: Tally) -> str:
         lines.append(
             f"KV         {format_size(tally.kv_bytes)}, {tally.kv_bytes_per_token:,} bytes a token"
         )
+    if tally.found_tokens.keys() - {"gpu"}:
+        lines.append(f"found      {_places(tally)}")
     lines.append(f"time       {tally.seconds:.1f} s, {tally.requests:,} requests{_rate(tally)}")
     if tally.overflows:
         lines.append(
@@ -150,6 +169,15 @@ def summary(tally: Tally) -> str:
     if tally.ended_by is not None:
         lines.append(f"ended early: {tally.ended_by}")
     return "\n".join(lines)
+
+
+def _places(tally: Tally) -> str:
+    each = tally.kv_bytes_per_token
+    parts = []
+    for place, tokens in tally.found_tokens.items():
+        size = "" if each is None else f" ({format_size(tokens * each)})"
+        parts.append(f"{tokens:,} in {_PLACES.get(place, place)}{size}")
+    return ", ".join(parts)
 
 
 class Reporter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_spans.warm.batches import Batcher, Pending
@@ -137,8 +137,8 @@ class Runner:
             self._tally.missing += 1
         else:
             overhead = found.prompt_tokens - span.tokens
-            return Pending(document, span.tokens, span.cached_tokens, overhead)
-        self._count(document, span, span.cached_tokens)
+            return Pending(document, span.tokens, span.found, overhead)
+        self._count(document, span, span.found)
         return None
 
     async def _compute(self, batch: Sequence[Pending]) -> None:
@@ -160,16 +160,16 @@ class Runner:
             if not span.is_cached:
                 self._fail(
                     pending.document,
-                    f"was computed, but {span.tokens - span.cached_tokens} of its {span.tokens} tokens are not "
+                    f"was computed, but {span.missing_tokens} of its {span.tokens} tokens are not "
                     "cached: the KV cache is too small for what runs at a time (lower --concurrency), "
                     "or prefix caching is off",
                 )
                 continue
-            if pending.cached_tokens == pending.tokens:
+            if sum(pending.found.values()) == pending.tokens:
                 self._tally.cached += 1
             else:
                 self._tally.computed += 1
-            self._count(pending.document, span, pending.cached_tokens)
+            self._count(pending.document, span, pending.found)
 
     async def _explain(self, documents: Sequence[Document]) -> Explanation:
         found = await self._server.explain(self._form.body(documents), len(documents))
@@ -177,14 +177,14 @@ class Runner:
         self._tally.kv_cache_tokens = found.kv_cache_tokens
         return found
 
-    def _count(self, document: Document, span: SpanState, cached_tokens: int) -> None:
-        """Count a document that did not fail, of whose span so many tokens were cached before."""
+    def _count(self, document: Document, span: SpanState, found: Mapping[str, int]) -> None:
+        """Count a document that did not fail, of whose span so much was there before."""
         self._tally.done_size += document.size
         self._tally.tokens += span.tokens
         self._tally.pads += span.pads
-        self._tally.cached_tokens += cached_tokens
+        self._tally.found_tokens.update(found)
         if not self._settings.check:
-            self._tally.computed_tokens += span.tokens - cached_tokens
+            self._tally.computed_tokens += span.tokens - sum(found.values())
 
     def _fail(self, document: Document | Unreadable, reason: str) -> None:
         self._tally.failures.append((document.name, reason))
