@@ -166,6 +166,35 @@ def left_in_connectors(worker: Any) -> dict[str, int]:
     }
 
 
+def known_blocks(worker: Any, request: dict[str, Any]) -> dict[str, list[int]]:
+    """How many blocks of a request each of vLLM's own connectors knows, in its life.
+
+    Returns:
+        Per connector: while the request runs, after it was preempted, and when it runs again.
+    """
+    scheduler = worker.scheduler
+    parts = scheduler._prefix_connectors._connectors
+    counts: dict[str, list[int]] = {type(part).__name__: [] for part in parts}
+
+    def note() -> None:
+        for part in parts:
+            (state,) = part.scheduler._req_status.values()
+            counts[type(part).__name__].append(len(state.group_states[0].block_ids))
+
+    worker.add({**request, "id": "known"})
+    for do in (None, "preempt"):
+        if do:
+            worker.event({"do": do})
+            note()
+        while not scheduler.running:
+            worker.engine.step()
+        worker.engine.step()
+        note()
+    worker.engine.abort_request(["known"])
+    settle(worker)
+    return counts
+
+
 def hide_taken_blocks(worker: Any) -> None:
     """Switch off: connectors that know prefixes only are told of blocks with new owners."""
     connectors = worker.scheduler._prefix_connectors

@@ -3,7 +3,9 @@ more, or giving K before its rotation to engines that take it for rotated."""
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from tests.engine.cases import BLOCK, Case, documents, random_case, tokens
 from tests.engine.harness import TOLERANCE, Engine, assert_same, difference
 from tests.engine.states import reordered
+from tests.http.server import Server
+from tests.http.test_server import ask, logprobs
 from tests.offload.engines import both, connector, forget, probe, stock_connector
 
 OURS, STOCK = "SpansOffloadingConnector", "OffloadingConnector"
@@ -165,6 +169,14 @@ def test_a_block_is_stored_before_rows_write_to_it(
         assert worst > 100 * TOLERANCE
 
 
+def test_a_preempted_request_has_no_blocks(engine: Engine) -> None:
+    """It may end before it runs again: what it had is not stored as what it would have got."""
+    rng = random.Random(7100)
+    case = Case().span(tokens(rng, 4 * BLOCK)).span(tokens(rng, 4 * BLOCK)).cross([5, 6])
+    request = case.request("none", max_tokens=20)
+    assert probe(engine, "known_blocks", request=request) == {STOCK: [9, 0, 9]}
+
+
 def test_no_key_equals_one_of_a_stock_engine(spans_engine: Engine, stock_engine: Engine) -> None:
     """Stores that are keyed by block hashes may be shared with stock engines: neither finds what is the other's."""
     request = {"tokens": tokens(random.Random(1), 6 * BLOCK)}
@@ -174,3 +186,29 @@ def test_no_key_equals_one_of_a_stock_engine(spans_engine: Engine, stock_engine:
     ]
     assert len(keys[0]) == len(keys[1]) == 6
     assert not keys[0] & keys[1]
+
+
+@pytest.mark.slow
+def test_a_server_with_connectors_side_by_side(tiny_model: str) -> None:
+    """Scheduler, worker and metrics are in different processes there, and tell connectors apart by name."""
+    rng = random.Random(7200)
+    case = random_case(rng, documents(rng, 3, (3, 4)), max_spans=3)
+    server = Server(
+        tiny_model,
+        f"--kv-transfer-config={json.dumps(SETUPS['stock first'])}",
+        env={"VLLM_SERVER_DEV_MODE": "1"},
+    )
+    kinds: tuple[dict[str, Any], ...] = ({}, {"vllm_xargs": {}})
+    try:
+        expected = [logprobs(ask(server, case, **kind)) for kind in kinds]
+        end = time.monotonic() + 30
+        while not server.post("/reset_prefix_cache", {}).json()["success"]:
+            assert time.monotonic() < end, "the connectors never come to rest"
+        again = [logprobs(ask(server, case, **kind)) for kind in kinds]
+        for before, after in zip(expected, again, strict=True):
+            assert before == pytest.approx(after, abs=TOLERANCE)
+        seen = server.wait_idle()
+        assert seen["vllm_spans_reused_tokens_total"] > 0
+        assert seen["vllm:external_prefix_cache_hits_total"] >= len(case.tokens) // BLOCK * BLOCK
+    finally:
+        server.close()
