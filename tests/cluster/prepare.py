@@ -2,8 +2,8 @@
 
 etcd and the Go compiler are Debian packages. No package carries an API server, but Debian's source package of
 Kubernetes is the complete tree, so its programs are built from it, once, into a cache folder outside the checkout:
-``${XDG_CACHE_HOME:-~/.cache}/vllm_spans/kubernetes/VERSION/bin``. That takes four to seven minutes of processor time for
-the API server alone. Running it again does nothing.
+``${XDG_CACHE_HOME:-~/.cache}/vllm_spans/kubernetes/VERSION/bin``. The API server alone takes four to seven minutes of
+processor time. Running it again does nothing.
 
 It needs root to install the packages, and nothing but the standard library.
 """
