@@ -150,10 +150,7 @@ def test_pods_that_misbehave_are_told_apart_and_hold_nobody_up(fleet: FleetNames
         asked = [pod.pod.server.asked for pod in good]
         for state, name in names.items():
             wait_until(
-                lambda state=state: (
-                    process.value("vllm_spans_fleet_pods", state=state) == 1
-                    or process.value("vllm_spans_fleet_pods", state=state, model="unknown") == 1
-                ),
+                lambda state=state: process.value("vllm_spans_fleet_pods", state=state) == 1,
                 f"a pod is {state}",
             )
             wait_until(

@@ -176,8 +176,10 @@ class EnginePods:
     def __exit__(self, *error: object) -> None:
         for pod in self._pods:
             self.close(pod)
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self._loop.close()
 
     def open(self, page: str = "", host: str = "127.0.0.1", port: int = 0) -> EnginePod:
         """Start a server."""
@@ -189,6 +191,13 @@ class EnginePods:
     def close(self, pod: EnginePod) -> None:
         """Stop a server."""
         asyncio.run_coroutine_threadsafe(pod.close(), self._loop).result(30)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

@@ -88,10 +88,9 @@ class ExporterProcess:
         ]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Value of the one sample with these labels among its own; ``None`` when there is none."""
+        """Sum of the samples with these labels among their own; ``None`` when there is none."""
         found = [value for own, value in self.samples(name) if labels.items() <= own.items()]
-        assert len(found) < 2, f"{len(found)} samples of {name} with {labels}"
-        return found[0] if found else None
+        return sum(found) if found else None
 
     def resident_mib(self) -> float:
         """Memory that it holds, in MiB."""

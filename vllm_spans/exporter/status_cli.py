@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import math
 import sys
 import time
@@ -82,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code: 0, or 1 when there is nothing to show.
     """
+    logging.getLogger("vllm_spans").addHandler(
+        logging.NullHandler()
+    )  # it prints what it has to say
     direct = has_static_targets(args) or args.namespace or args.all_namespaces or args.kubeconfig
     try:
         if direct and args.url:
