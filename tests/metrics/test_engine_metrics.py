@@ -60,7 +60,7 @@ def test_docs_list_every_reason() -> None:
 
 
 def test_every_reason_to_refuse_is_known_beforehand() -> None:
-    """The reason is the last argument of ``MarkupError``: each that the source can give is a label from the start on."""
+    """The reason is the last argument of ``MarkupError``: each in the source is a label from the start on."""
     found = set()
     for path in (ROOT / "vllm_spans").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
