@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SpanStats:
-    """Increments by name; names with a label are written ``name/label``.
+    """Increments and gauges by name; names with a label are written ``name/label``.
 
     ``lookup = reused + isolated`` holds for every report: the three are counted together, once per request, when
     it is first admitted. A re-plan after a preemption is not counted again.
@@ -19,6 +19,7 @@ class SpanStats:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._gauges: dict[str, int] = {}
 
     def count_plan(self, spans: RequestSpans) -> None:
         """Count an admitted plan, the first time."""
@@ -33,7 +34,7 @@ class SpanStats:
         self._counts["reused_tokens/gpu"] += plan.reused_tokens - sum(spans.loaded_tokens.values())
         self._counts["isolated_tokens"] += plan.isolated_tokens
         self._counts[f"gap_tokens/{spans.policy.name}"] += plan.gap_tokens
-        self._counts["pad_tokens"] += spans.pad_tokens
+        self._count_prompt(spans)
 
     def count_full(self, spans: RequestSpans, num_cached_tokens: int) -> None:
         """Count an admitted request under policy ``full``: span tokens past the prefix hit are recomputed."""
@@ -46,6 +47,10 @@ class SpanStats:
             for span in spans.layout.spans
             if span.end > num_cached_tokens
         )
+        self._count_prompt(spans)
+
+    def _count_prompt(self, spans: RequestSpans) -> None:
+        self._counts["prompt_tokens"] += spans.prompt_tokens
         self._counts["pad_tokens"] += spans.pad_tokens
 
     def count_load_failures(self, reason: str, blocks: int) -> None:
@@ -56,6 +61,17 @@ class SpanStats:
         """Count blocks that a tier could not take."""
         self._counts[f"store_failures/{reason}"] += blocks
 
+    def count_stored(self, tier: str, blocks: int) -> None:
+        """Count blocks that a tier has taken."""
+        self._counts[f"stored_blocks/{tier}"] += blocks
+
+    def show_cpu_memory(self, blocks: int, capacity: int) -> None:
+        """Report how full the tier in CPU memory is; what has not changed is not reported again."""
+        now = {"cpu_memory_blocks": blocks, "cpu_memory_capacity_blocks": capacity}
+        for name, value in now.items():
+            if self._gauges.get(name) != value:
+                self._counts[name] = self._gauges[name] = value
+
     def count_segment(self, kind: SegmentKind) -> None:
         """Count a segment whose last token is scheduled."""
         self._counts[f"segments/{kind.value}"] += 1
@@ -65,7 +81,7 @@ class SpanStats:
         self._counts["isolated_head_tokens"] += tokens
 
     def take(self) -> dict[str, int] | None:
-        """Increments since the last call, ``None`` when there are none."""
+        """Increments, and gauges that changed, since the last call; ``None`` when there are none."""
         if not self._counts:
             return None
         counts, self._counts = dict(self._counts), Counter()
