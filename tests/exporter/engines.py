@@ -86,7 +86,8 @@ class EnginePod:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        ended = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ended):
             await reader.readuntil(b"\r\n\r\n")
             self.asked += 1
             await self.behave(self, writer)
@@ -124,8 +125,8 @@ async def answer_no_http(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
 
 
 async def answer_html(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
-    """A page for people."""
-    writer.write(_answer(b"<html><body>log in</body></html>\n", kind="text/html"))
+    """The page, as one for people."""
+    writer.write(_answer(pod.page.encode(), kind="text/html"))
 
 
 async def answer_half_a_line(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
