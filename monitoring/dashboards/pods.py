@@ -66,7 +66,9 @@ _REUSE = Section(
                     f"({_rate('lookup_tokens')} + {_rate('gap_tokens')}) / ({_rate('prompt_tokens')} > 0)",
                     "{{instance}} spans",
                 ),
-                Query(f"{_rate('pad_tokens')} / ({_rate('prompt_tokens')} > 0)", "{{instance}} pads"),
+                Query(
+                    f"{_rate('pad_tokens')} / ({_rate('prompt_tokens')} > 0)", "{{instance}} pads"
+                ),
             ),
             "percentunit",
             most=1,
@@ -160,7 +162,9 @@ PODS = Board(
     "Reuse, work and tiers of single engines, from their own metrics.",
     (
         Variable("model", "Model", "label_values(vllm_spans_build_info, model_name)"),
-        Variable("pod", "Pod", 'label_values(vllm_spans_build_info{model_name=~"$model"}, instance)'),
+        Variable(
+            "pod", "Pod", 'label_values(vllm_spans_build_info{model_name=~"$model"}, instance)'
+        ),
     ),
     (_REUSE, _ENGINE, _TIERS),
 )
