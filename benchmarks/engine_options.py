@@ -122,6 +122,7 @@ class Variant:
         real_model: Whether the model that ``--model`` names can run like that.
         gpu_only: Whether it needs a GPU.
         little_room: Whether engines with a small cache or small budgets are compared too.
+        tiers: Whether an engine with CPU memory and files behind its cache is compared too.
     """
 
     execution: EngineOptions
@@ -131,6 +132,7 @@ class Variant:
     real_model: bool = True
     gpu_only: bool = False
     little_room: bool = False
+    tiers: bool = False
 
 
 _DEFAULT = execution(DECODE, False, 256)
@@ -143,6 +145,7 @@ VARIANTS = {
         gpu_only=True,
         little_room=True,
     ),
+    "tiers": Variant(_DEFAULT, tiers=True),
     "compiled": Variant(execution(PIECEWISE, True, 512), gpu_only=True),
     "graphs": Variant(execution(PIECEWISE, False, 512), gpu_only=True),
     "fa2": Variant(_DEFAULT, {"attention_config": {"flash_attn_version": 2}}, gpu_only=True),

@@ -23,6 +23,7 @@ from benchmarks.forced_steps import (
     greedy,
     salted,
 )
+from benchmarks.tier_engine import forget, tiers_config, wait_written
 from benchmarks.tiny_models import save_model
 from benchmarks.workloads import unmarked
 
@@ -161,6 +162,34 @@ def compare_limited(
             compare_in_little_room(check, limit, engine, cases, reference)
 
 
+def compare_over_tiers(
+    plan: Plan,
+    options: EngineOptions,
+    check: Check,
+    cases: Cases,
+    reference: Reference,
+    files: Path,
+) -> None:
+    """Comparisons of an engine with CPU memory and files behind a small KV cache.
+
+    Args:
+        files: Folder of its file tier.
+    """
+    length = options.arguments["max_model_len"]
+    small = options.plus(
+        num_gpu_blocks_override=length // plan.block * 5 // 4 + 8,
+        kv_transfer_config=tiers_config("256MiB", files),
+    )
+    with running(plan.engine(SPANS, small, "tiers"), at_once=True) as (engine,):
+        compare_in_little_room(check, "tiers behind a small cache", engine, cases, reference)
+        for tier in ("cpu memory", "files"):
+            wait_written(files)
+            forget(engine, connector=tier == "files")
+            loaded = forced(engine, cases.spanned, reference.texts)
+            check.cached(f"from {tier}", loaded, some=True)
+            check.unchanged(f"from {tier} / cold", loaded, reference.cold)
+
+
 def _with_policy(request: Request, policy: str) -> Request:
     return {**request, "extra_args": request["extra_args"] | {"span_gap_policy": policy}}
 
@@ -239,6 +268,8 @@ def check_variant(
         reference = compare(check, stock, spans, cases, plan.steps, baseline)
     if variant.little_room:
         compare_limited(plan, options, check, cases, reference)
+    if variant.tiers:
+        compare_over_tiers(plan, options, check, cases, reference, folder / f"{name}-files")
     return check.result() | {"engines": info, **options.described()}
 
 

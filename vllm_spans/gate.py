@@ -296,7 +296,8 @@ def _connector_reasons(config: VllmConfig) -> list[str]:
         reasons.append(f"kv_role {transfer.kv_role}: the tiers are read and written; use kv_both")
     if not current_platform.is_cpu():
         reasons.append(
-            "SpansOffloadingConnector runs on the CPU build only so far; drop --kv-transfer-config"
+            "SpansOffloadingConnector on a GPU: its copies have not been verified there yet; drop "
+            "--kv-transfer-config"
         )
     if parallel.world_size > 1 or parallel.data_parallel_size > 1:
         reasons.append(

@@ -26,7 +26,8 @@ CASES = random_cases(2, 32, most=5)
 def test_runs_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = ["--tiny", "--only", "ttft", "correctness", "--prompts", "2", "--steps", "2"]
-    status = gpu_engine.main([*command, "--out", str(out), "--logs", str(tmp_path)])
+    variants = ["--variant", "default", "tiers"]
+    status = gpu_engine.main([*command, *variants, "--out", str(out), "--logs", str(tmp_path)])
     result = json.loads(out.read_text("utf-8"))
     assert "failed" not in result
     assert status == 0
@@ -49,13 +50,20 @@ def test_runs_end_to_end(tmp_path: Path) -> None:
     assert "model" not in meta["arguments"]
     assert str(tmp_path) not in meta["command"]
 
-    (entry,) = result["correctness"].values()
-    assert entry["ok"], entry["failures"]
-    comparisons = entry["comparisons"]
-    for name in ("policy full / stock", "spans warm / cold", "a tiny cache, again / cold"):
-        assert comparisons[name]["steps"] == 2 * 2
-        assert comparisons[name]["same"] == 1.0
-    assert comparisons["legolink and none / stock (must differ)"]["mean"] > 1e-3
+    compared: dict[str, Any] = {}
+    for entry in result["correctness"].values():
+        assert entry["ok"], entry["failures"]
+        compared |= entry["comparisons"]
+    for name in (
+        "policy full / stock",
+        "spans warm / cold",
+        "a tiny cache, again / cold",
+        "from cpu memory / cold",
+        "from files / cold",
+    ):
+        assert compared[name]["steps"] == 2 * 2
+        assert compared[name]["same"] == 1.0
+    assert compared["legolink and none / stock (must differ)"]["mean"] > 1e-3
 
 
 @pytest.fixture(scope="module")

@@ -243,3 +243,20 @@ def be_patient(worker: Any) -> None:
     import math
 
     _tiers(worker)._impatient_until = -math.inf
+
+
+def late_stores(worker: Any, seconds: float) -> None:
+    """Let a store go on while later steps run, as on a GPU, where it has a stream of its own."""
+    from vllm_spans.offload.host_copy import HostCopyWorker
+
+    stock = HostCopyWorker.submit_store
+
+    def submit_store(self: Any, *args: Any) -> bool:
+        def work() -> None:
+            time.sleep(seconds)
+            stock(self, *args)
+
+        self._thread.submit(work)
+        return True
+
+    HostCopyWorker.submit_store = submit_store

@@ -74,9 +74,7 @@ class HostCopyWorker(OffloadingWorker):
         """End the thread and give the memory back."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._copies.clear()
-        if not os.path.exists(self._region.mmap_path):
-            # The scheduler has unlinked it, so that no kind of death leaves it behind.
-            self._region._creator = False
+        forget_name(self._region)
         self._region.cleanup()
 
     def _run(self, job_id: int, copy: Copy) -> None:
@@ -93,6 +91,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Copy = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def forget_name(region: SharedOffloadRegion) -> None:
+    """Let a region be given back without its name, which the scheduler has dropped."""
+    if not os.path.exists(region.mmap_path):
+        region._creator = False
 
 
 def copy_rows(

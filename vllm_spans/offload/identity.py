@@ -10,6 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from vllm.platforms import current_platform
+
 from vllm_spans.core.identity import model_fingerprint
 from vllm_spans.offload.file_format import Identity
 
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 WEIGHT_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "npcache", "dummy")
 """Values of ``--load-format`` whose weights are in files that can be found, or are always the same."""
 
-PAGE_LAYOUT = "cpu: K before RoPE, then V, token by token"
+PAGE_CONTENT = "K before RoPE, then V, token by token"
 
 _VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 
@@ -58,11 +60,21 @@ def cache_identity(
             "block_size": cache.block_size,
             "layers": list(group.layer_names),
             "page_size": group.kv_cache_spec.page_size_bytes,
-            "layout": PAGE_LAYOUT,
+            "layout": page_layout(config),
         },
         dtype=str(dtype).removeprefix("torch."),
         payload_size=payload_size,
     )
+
+
+def page_layout(config: VllmConfig) -> str:
+    """How a block's bytes lie in its pages, which is the attention backend's affair."""
+    if current_platform.is_cpu():
+        return f"cpu: {PAGE_CONTENT}"
+    backend = config.attention_config.backend
+    assert backend is not None, "the plugin chooses it"
+    layout = config.cache_config.get_resolved_kv_cache_layout()
+    return f"{current_platform.device_type}, {backend.name}, {layout.name}: {PAGE_CONTENT}"
 
 
 def weights_digest(config: VllmConfig) -> str:
@@ -75,7 +87,8 @@ def weights_digest(config: VllmConfig) -> str:
     if load_format not in WEIGHT_FORMATS:
         raise ValueError(f"the weights of load format {load_format!r} cannot be told apart")
     if load_format == "dummy":
-        return f"dummy, seed {config.model_config.seed}"
+        # Kinds of devices draw other numbers from one seed.
+        return f"dummy, seed {config.model_config.seed}, {current_platform.device_type}"
     start = time.monotonic()
     files = _weight_files(config)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:

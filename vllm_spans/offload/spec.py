@@ -1,4 +1,4 @@
-"""SpansOffloadingSpec: vLLM's tiers, with our file tier and a worker for the CPU build."""
+"""SpansOffloadingSpec: vLLM's tiers, with our file tier and a worker for the CPU build or a GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from vllm_spans.offload.device_copy import DeviceCopyWorker
 from vllm_spans.offload.host_copy import HostCopyWorker
 from vllm_spans.offload.settings import OffloadSettings, OffloadSettingsError
 from vllm_spans.sizes import format_size
@@ -76,13 +78,12 @@ class SpansOffloadingSpec(TieringOffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Worker that copies between the KV cache and CPU memory."""
-        return HostCopyWorker(
-            kv_caches,
-            SharedOffloadRegion(
-                engine_id=self._engine_id,
-                num_chunks=self.num_chunks,
-                rank=self.config.parallel.rank,
-                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-                cpu_page_size=self.cpu_page_size_per_worker,
-            ),
+        region = SharedOffloadRegion(
+            engine_id=self._engine_id,
+            num_chunks=self.num_chunks,
+            rank=self.config.parallel.rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
         )
+        worker = DeviceCopyWorker if current_platform.is_cuda() else HostCopyWorker
+        return worker(kv_caches, region)

@@ -81,6 +81,13 @@ class _Load:
 
 
 @dataclass(frozen=True, slots=True)
+class _Store:
+    keys: list[OffloadKey]
+    blocks: list[KVCacheBlock]
+    context: ReqContext
+
+
+@dataclass(frozen=True, slots=True)
 class EndedLoad:
     """A load of a request with spans that ended.
 
@@ -118,7 +125,7 @@ class Tiers:
         self._job_ids = itertools.count()
         self._step_ids = itertools.count()
         self._loads: dict[int, _Load] = {}
-        self._stores: dict[int, tuple[list[OffloadKey], ReqContext]] = {}
+        self._stores: dict[int, _Store] = {}
         self._new_loads: list[CopyJob] = []
         self._loading: set[Key] = set()
         self._ended: list[EndedLoad] = []
@@ -294,12 +301,16 @@ class Tiers:
         for job_id, success in ended.items():
             store = self._stores.pop(job_id, None)
             if store is not None:
-                keys, context = store
-                self._manager.complete_store(keys, context, success)
-                if success and self._stats is not None:
-                    self._stats.count_stored("cpu", len(keys))
+                self._end_store(store, success)
             else:
                 self._end_load(job_id, self._loads.pop(job_id), success)
+
+    def _end_store(self, store: _Store, success: bool) -> None:
+        assert self._tables is not None
+        self._manager.complete_store(store.keys, store.context, success)
+        if success and self._stats is not None:
+            self._stats.count_stored("cpu", len(store.keys))
+        self._tables.release(store.blocks)
 
     def _end_load(self, job_id: int, load: _Load, success: bool) -> None:
         assert self._tables is not None
@@ -339,13 +350,14 @@ class Tiers:
     def _make_stores(self) -> list[CopyJob]:
         # A block may have been handed to another owner within the step.
         published = [
-            (OffloadKey(bytes(key)), block.block_id)
+            (OffloadKey(bytes(key)), block)
             for block, key in self._published.values()
             if block.block_hash == key
         ]
         self._published = {}
         if not published:
             return []
+        assert self._tables is not None
         context = ReqContext(f"vllm-spans-step-{next(self._step_ids)}")
         self._manager.on_new_request(context)
         jobs = []
@@ -360,11 +372,14 @@ class Tiers:
                 continue
             assert isinstance(output.store_spec, CPULoadStoreSpec)
             job_id = next(self._job_ids)
-            self._stores[job_id] = (output.keys_to_store, context)
+            blocks = [batch[key] for key in output.keys_to_store]
+            # The copy may go on while later steps run: nobody may get the blocks until it has ended.
+            self._tables.hold(blocks)
+            self._stores[job_id] = _Store(output.keys_to_store, blocks, context)
             jobs.append(
                 CopyJob(
                     job_id,
-                    [batch[key] for key in output.keys_to_store],
+                    [block.block_id for block in blocks],
                     [int(row) for row in output.store_spec.chunk_ids],
                 )
             )
