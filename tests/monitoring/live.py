@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +155,8 @@ class Traffic:
 class Live:
     """All of it, alive until it is closed.
 
-    The first server has CPU memory and files behind its KV cache; the second has two data-parallel engines behind two API
-    servers. One exporter reads them; another one is told of an API server of Kubernetes that does not answer.
+    The first server has CPU memory and files behind its KV cache; the second has two data-parallel engines behind two
+    API servers. One exporter reads them; another one is told of an API server of Kubernetes that does not answer.
 
     Args:
         model: Folder of the model.
@@ -170,18 +172,18 @@ class Live:
             raise
 
     def _start(self, model: str, folder: Path) -> None:
-        import json
-
         small = ["--num-gpu-blocks-override=120", "--max-num-seqs=8"]
         tiers = connector(cpu_memory="4MiB", files=str(folder / "files"), files_limit="64MiB")
         flags = [
             [*small, f"--kv-transfer-config={json.dumps(tiers)}"],
             [*small, "--data-parallel-size=2", "--api-server-count=2"],
         ]
-        self.servers: list[Server] = []
-        for each in flags:
-            self.servers.append(Server(model, *each))
-            self._stack.callback(self.servers[-1].close)
+        with ThreadPoolExecutor() as threads:
+            starting = [threads.submit(Server, model, *each) for each in flags]
+        for each in starting:
+            if each.exception() is None:
+                self._stack.callback(each.result().close)
+        self.servers = [each.result() for each in starting]
         self.urls = [server.url for server in self.servers]
         self.exporter = self._exporter(*(f"--target={url}" for url in self.urls))
         self.lost_exporter = self._exporter(f"--kubeconfig={self._kubeconfig(folder)}")

@@ -1,4 +1,4 @@
-"""Prevents: checked-in dashboards that are not what the code makes, or that Grafana cannot point at another Prometheus."""
+"""Prevents: checked-in dashboards that are not what the code makes, or that ask one Prometheus only."""
 
 from __future__ import annotations
 
