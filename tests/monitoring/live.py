@@ -187,6 +187,8 @@ class Live:
         self.urls = [server.url for server in self.servers]
         self.exporter = self._exporter(*(f"--target={url}" for url in self.urls))
         self.lost_exporter = self._exporter(f"--kubeconfig={self._kubeconfig(folder)}")
+        self.instance = {url: f"pod-{number}" for number, url in enumerate(self.urls)}
+        self.instance |= {self.exporter: "exporter", self.lost_exporter: "lost-exporter"}
         self.prometheus = self._prometheus(folder)
         self.traffic = Traffic(self.urls)
         self.traffic.start()
@@ -233,7 +235,6 @@ class Live:
             text = hasten(path.read_text(encoding="utf-8"))
             text = re.sub(r"for: \d+[mh]", "for: 2s", text)
             (rules / path.name).write_text(re.sub(r"interval: \d+s", "interval: 1s", text))
-        jobs = {"engines": self.urls, "exporters": [self.exporter, self.lost_exporter]}
         config = {
             "global": {
                 "scrape_interval": "1s",
@@ -244,9 +245,18 @@ class Live:
             "scrape_configs": [
                 {
                     "job_name": job,
-                    "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}],
+                    "static_configs": [
+                        {
+                            "targets": [url.removeprefix("http://")],
+                            "labels": {"instance": self.instance[url]},
+                        }
+                        for url in urls
+                    ],
                 }
-                for job, urls in jobs.items()
+                for job, urls in (
+                    ("engines", self.urls),
+                    ("exporters", [self.exporter, self.lost_exporter]),
+                )
             ],
         }
         path = folder / "prometheus.yml"

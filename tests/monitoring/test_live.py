@@ -75,7 +75,7 @@ def test_names_and_values_arrive_unchanged(live: Live) -> None:
             for family in text_string_to_metric_families(pages[url]):
                 for sample in family.samples:
                     if sample.name.startswith("vllm_spans") and sample.name.endswith("_total"):
-                        labels = {**sample.labels, "instance": url.removeprefix("http://")}
+                        labels = {**sample.labels, "instance": live.instance[url]}
                         samples[key(sample.name, labels)] = sample.value
 
         def seen() -> dict[tuple[str, ...], float]:
