@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all test-monitoring prometheus dashboards lint format bench-cpu clean
+.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards lint format bench-cpu bench-exporter clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,9 +28,9 @@ setup-test:
 # The kernels run in a process of their own: Triton's interpreter is chosen when it is imported.
 test: setup-test ## unit and engine tests
 	@"$(BIN)/python" -m pytest -m "not slow and not gpu" tests/kernels
-	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring" --ignore=tests/kernels $(PYTEST_ARGS)
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster" --ignore=tests/kernels $(PYTEST_ARGS)
 
-test-all: setup-test prometheus ## every test, the slow ones included
+test-all: setup-test prometheus kubernetes ## every test, the slow ones included
 	@"$(BIN)/python" -m pytest tests/kernels
 	@"$(BIN)/python" -m pytest --ignore=tests/kernels $(PYTEST_ARGS)
 
@@ -49,6 +49,16 @@ test-monitoring: setup prometheus ## metrics, rules and dashboards on a real Pro
 
 dashboards: setup ## write the Grafana dashboards' JSON anew
 	@"$(BIN)/python" -m monitoring.dashboards
+
+# The API server is built from Debian's source, once, into a cache folder outside the checkout.
+kubernetes: setup
+	@"$(BIN)/python" -m tests.cluster.prepare
+
+test-cluster: setup kubernetes ## the exporter on a real Kubernetes API server; builds it the first time, minutes
+	@"$(BIN)/python" -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
+
+bench-exporter: setup ## processor time of the exporter over 500 engines
+	@"$(BIN)/python" -m benchmarks.exporter_load
 
 lint: setup ## ruff and mypy
 	@"$(BIN)/ruff" check .

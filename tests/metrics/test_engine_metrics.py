@@ -25,6 +25,8 @@ from vllm_spans.metrics.counters import (
     STORE_FAILURES,
     EngineMetrics,
 )
+from vllm_spans.metrics.hot_spans import LABELS as HOT_LABELS
+from vllm_spans.metrics.hot_spans import NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +47,7 @@ def test_docs_list_exactly_what_the_code_exports() -> None:
     for spec in ENGINE_GAUGES:
         exported[PREFIX + spec.name] = ("gauge", ", ".join(ENGINE_LABELS))
     exported[f"{PREFIX}{REJECTED.name}_total"] = ("counter", f"model_name, {REJECTED.label}")
+    exported[NAME] = ("gauge", ", ".join(HOT_LABELS))
     info = "model_name, version, vllm_version, gap_policy, gap_length, block_size"
     exported[PREFIX + BUILD_INFO.name] = ("gauge", info)
     assert documented() == exported

@@ -17,6 +17,8 @@ from prometheus_client import Counter, Gauge
 
 from vllm_spans.core.plan import SegmentKind
 from vllm_spans.core.policy import GAP_POLICIES
+from vllm_spans.metrics.hot_spans import exported as hot_spans_exported
+from vllm_spans.metrics.stats import HOT_SPANS
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +143,7 @@ class EngineMetrics:
                 self._child(spec.name, value)
         for reason in REJECTIONS:
             _metrics()[REJECTED.name].labels(model_name, reason)
+        hot_spans_exported()  # the metric's name is on the page from the first scrape on
 
     def _child(self, name: str, value: str | None) -> Any:
         own = () if value is None else (value,)
@@ -153,9 +156,13 @@ class EngineMetrics:
             changes: ``name`` or ``name/label value`` -> increment of a counter or value of a gauge. What makes no
                 sense is logged and left out: a metric never breaks a step.
         """
+        hot_spans = {}
         for key, number in changes.items():
             try:
                 name, _, value = key.partition("/")
+                if name == HOT_SPANS:
+                    hot_spans[value] = number
+                    continue
                 child = self._child(name, value or None)
                 if isinstance(_metrics()[name], Gauge):
                     child.set(number)
@@ -163,6 +170,10 @@ class EngineMetrics:
                     child.inc(number)
             except Exception as error:
                 logger.warning("metric %r with %r is left out: %r", key, number, error)
+        hot = hot_spans_exported() if hot_spans else None
+        if hot is not None:
+            hot_spans.pop("", None)
+            hot.replace(self._labels, hot_spans)
 
 
 def rejected(model_name: str, reason: str) -> None:

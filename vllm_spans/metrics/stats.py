@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from vllm_spans.metrics.top_spans import TopSpans
+
 if TYPE_CHECKING:
     from vllm_spans.core.plan import ReusePlan, SegmentKind
     from vllm_spans.core.request_spans import RequestSpans
+
+
+HOT_SPANS = "hot_span_requests"
+DIGITS = 12
+"""Hexadecimal digits of a span's key that stand for it on ``/metrics``."""
 
 
 class SpanStats:
@@ -20,6 +27,7 @@ class SpanStats:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._gauges: dict[str, int] = {}
+        self._hot = TopSpans()
 
     def count_plan(self, spans: RequestSpans) -> None:
         """Count an admitted plan, the first time."""
@@ -35,6 +43,9 @@ class SpanStats:
         self._counts["isolated_tokens"] += plan.isolated_tokens
         self._counts[f"gap_tokens/{spans.policy.name}"] += plan.gap_tokens
         self._count_prompt(spans)
+        if spans.keys is not None:
+            # The key of a span's last block stands for all of it. A span may come twice in a prompt.
+            self._hot.add({keys[-1] for keys in spans.keys.span_keys})
 
     def count_full(self, spans: RequestSpans, num_cached_tokens: int) -> None:
         """Count an admitted request under policy ``full``: span tokens past the prefix hit are recomputed."""
@@ -81,11 +92,17 @@ class SpanStats:
         self._counts["isolated_head_tokens"] += tokens
 
     def take(self) -> dict[str, int] | None:
-        """Increments, and gauges that changed, since the last call; ``None`` when there are none."""
-        if not self._counts:
-            return None
-        counts, self._counts = dict(self._counts), Counter()
-        return counts
+        """Increments, and gauges that changed, since the last call; ``None`` when there are none.
+
+        The hot spans are all there when one of them changed.
+        """
+        counts, hot = dict(self._counts), self._hot.take()
+        self._counts.clear()
+        if hot is not None:
+            # An empty name tells that there are none any more.
+            named = {f"{HOT_SPANS}/{key.hex()[:DIGITS]}": number for key, number in hot.items()}
+            counts.update(named or {f"{HOT_SPANS}/": 0})
+        return counts or None
 
 
 def _outcome(plan: ReusePlan) -> str:
