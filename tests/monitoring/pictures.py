@@ -5,7 +5,9 @@ The queries are those of the dashboards' JSON, the numbers Prometheus's answers 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import tempfile
 import time
@@ -17,7 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from tests.engine.harness import ROOT
 from tests.monitoring.live import Live
@@ -28,23 +30,37 @@ from tests.reference.tokenizer import save_tokenizer
 DOCS = ROOT / "docs"
 COLUMN, ROW = 0.58, 0.36
 """Inches of a unit of Grafana's grid."""
-LONGEST_LEGEND = 8
+MOST_ROWS = 8
+MOST_SILENT = 4
+"""Of more series than this, those that are 0 all the time are not named."""
+UNITS = {"percentunit": "%", "reqps": "requests/s", "ops": "1/s", "s": "seconds"}
+UNITS |= {"short": "", "none": ""}
 SHOWN_LABELS = ("model", "model_name", "instance", "span", "version", "vllm_version", "gap_policy")
 SHOWN_LABELS += ("gap_length", "block_size")
 
 
-def story(live: Live) -> tuple[float, float]:
-    """Traffic that a reader can follow: cold documents, warm ones, long gaps for a while, then short ones again.
+def story(live: Live, files: Path) -> tuple[float, float]:
+    """Traffic that a reader can follow: long gaps from 30 s to 55 s, and files cut short from 75 s on.
+
+    Args:
+        live: The fleet.
+        files: Folder of the file tier.
 
     Returns:
         Begin and end, in seconds since the epoch.
     """
-    begin = time.time() - 5
-    time.sleep(35)
+    time.sleep(12)
+    begin = time.time()
+    time.sleep(30)
     live.traffic.gap_length = 96
     time.sleep(25)
     live.traffic.gap_length = None
-    time.sleep(35)
+    time.sleep(20)
+    for _ in range(5):
+        for path in files.rglob("*.kv"):
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(path, 100)
+        time.sleep(5)
     return begin, time.time()
 
 
@@ -108,10 +124,10 @@ def lines(axes: Axes, panel: dict[str, Any], live: Live, begin: float, end: floa
                 if value != "NaN"
             }
     assert found, panel["title"]
-    # What is zero all the time is one line, not a dozen.
-    moving = {name: values for name, values in found.items() if any(values.values())}
-    silent = len(found) - len(moving)
-    shown = dict(sorted(moving.items())) or dict(sorted(found.items())[:1])
+    named = {name: values for name, values in found.items() if any(values.values())}
+    if len(found) <= MOST_SILENT:
+        named = found
+    shown = dict(sorted((named or dict(list(found.items())[:1])).items()))
     if stacked:
         times = sorted({when for values in shown.values() for when in values})
         axes.stackplot(
@@ -123,19 +139,15 @@ def lines(axes: Axes, panel: dict[str, Any], live: Live, begin: float, end: floa
     else:
         for name, values in shown.items():
             axes.plot(list(values), list(values.values()), label=name, linewidth=1.3)
-    if silent and moving:
-        axes.plot([], [], " ", label=f"{silent} more at 0")
+    if len(shown) < len(found):
+        axes.plot([], [], " ", label=f"{len(found) - len(shown)} more at 0")
+    highest = max(value for values in shown.values() for value in values.values())
     defaults = panel["fieldConfig"]["defaults"]
-    axes.set_ylim(0, defaults.get("max"))
-    if axes.get_ylim()[1] < 1e-9:
-        axes.set_ylim(0, 1)
+    axes.set_ylim(0, defaults.get("max") or (None if highest else 1))
     axes.set_xlim(0, end - begin)
-    unit = defaults["unit"]
-    axes.yaxis.set_major_formatter(
-        PercentFormatter(1, decimals=0)
-        if unit == "percentunit"
-        else EngFormatter({"s": "s", "reqps": "/s", "ops": "/s"}.get(unit, ""), sep="")
-    )
+    unit = UNITS.get(defaults["unit"], defaults["unit"].removeprefix("suffix: "))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value, unit)))
+    axes.set_title("" if unit == "%" else unit, fontsize=8, loc="right", color="#777777")
     axes.tick_params(labelsize=7, length=2, colors="#555555")
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -151,6 +163,13 @@ def lines(axes: Axes, panel: dict[str, Any], live: Live, begin: float, end: floa
         handlelength=1.2,
         borderaxespad=0,
     )
+
+
+def tick(value: float, unit: str) -> str:
+    """Text of a number on an axis."""
+    if unit == "%":
+        return f"{value:.0%}"
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
 def number(axes: Axes, panel: dict[str, Any], live: Live, begin: float, end: float) -> None:
@@ -177,11 +196,16 @@ def rows(axes: Axes, panel: dict[str, Any], live: Live, begin: float, end: float
     names = [name for name in SHOWN_LABELS if name in answer[0]["metric"]]
     cells = [
         [*(sample["metric"].get(name, "")[:20] for name in names), sample["value"][1]]
-        for sample in answer[:LONGEST_LEGEND]
+        for sample in answer[:MOST_ROWS]
     ]
     axes.axis("off")
     shown = axes.table(
-        cells, colLabels=[*names, "value"], loc="upper left", cellLoc="left", edges="horizontal"
+        cells,
+        colLabels=[*names, "value"],
+        bbox=(0, 1 - 0.11 * (len(cells) + 1), 1, 0.11 * (len(cells) + 1)),
+        cellLoc="left",
+        colLoc="left",
+        edges="horizontal",
     )
     shown.auto_set_font_size(False)
     shown.set_fontsize(7.5)
@@ -199,7 +223,7 @@ def main() -> None:
         save_tokenizer(model)
         live = Live(str(model), Path(folder))
         try:
-            begin, end = story(live)
+            begin, end = story(live, Path(folder) / "files")
             for path in sorted(DASHBOARDS.glob("*.json")):
                 draw(path, live, begin, end)
         finally:

@@ -4,8 +4,6 @@ not see; every query is run on a real Prometheus 2.42 after real traffic on real
 from __future__ import annotations
 
 import contextlib
-import re
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -125,13 +123,7 @@ def test_every_panel_has_data(live: Live, query: QueryOf) -> None:
 def test_every_rule_has_data(live: Live, query: QueryOf) -> None:
     """Of an alert, all that it compares: one without data could never fire."""
     for part in without_thresholds(query.expr):
-        wait_for(lambda part=part: has_data(live, part), part, 60)
-
-
-def has_data(live: Live, part: str) -> list[dict[str, Any]]:
-    """Samples of a part, under either name of vLLM's metrics."""
-    quick = hasten(part)
-    return live.query(quick) or live.query(re.sub(r"vllm:(?=request)", "vllm_", quick))
+        wait_for(lambda part=part: live.query(hasten(part)), part, 60)
 
 
 def test_rules_are_evaluated_without_error(live: Live) -> None:
@@ -147,7 +139,7 @@ def test_rules_are_evaluated_without_error(live: Live) -> None:
 
 def test_an_alert_fires_and_ends(live: Live) -> None:
     """Long gaps make the fleet compute more than it reuses; when clients shorten them the alert ends."""
-    wait_for(lambda: live.alerts(GAP_ALERT) != ["firing"], "an alert that does not fire yet", 60)
+    assert not live.alerts(GAP_ALERT)
     live.traffic.gap_length = 96
     try:
         wait_for(lambda: live.alerts(GAP_ALERT) == ["firing"], "the alert to fire")
