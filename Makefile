@@ -7,10 +7,10 @@ DEMO_ARGS ?=
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards lint format bench-cpu bench-exporter clean
+.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards dashboard-pictures lint format bench-cpu bench-exporter clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## put the pinned CPU environment and the vllm-spans command into .venv
 	@$(PYTHON) requirements/setup_env.py --venv "$(VENV)"
@@ -49,6 +49,9 @@ test-monitoring: setup prometheus ## metrics, rules and dashboards on a real Pro
 
 dashboards: setup ## write the Grafana dashboards' JSON anew
 	@"$(BIN)/python" -m monitoring.dashboards
+
+dashboard-pictures: setup prometheus ## draw the dashboards in docs/ from real traffic
+	@"$(BIN)/python" -m tests.monitoring.pictures
 
 # The API server is built from Debian's source, once, into a cache folder outside the checkout.
 kubernetes: setup

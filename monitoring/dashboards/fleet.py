@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.panels import Board, Panel, Query, Section, Variable
+from monitoring.dashboards.panels import TOKENS, Board, Panel, Query, Section, Variable
 
 MODEL = 'model=~"$model"'
 
@@ -71,7 +71,7 @@ _REUSE = Section(
                 Query(_rate("isolated_tokens", "job"), "computed on their own"),
                 Query(_rate("gap_tokens", "policy"), "gap, {{policy}}"),
             ),
-            "short",
+            TOKENS,
             "stacked",
         ),
         Panel(
@@ -96,7 +96,7 @@ _REUSE = Section(
             "Pad tokens",
             "Are spans too short for the block size?",
             (Query(_rate("pad_tokens"), "{{model}}"),),
-            "short",
+            TOKENS,
         ),
     ),
 )
@@ -120,11 +120,13 @@ _FAULTS = Section(
             "Blocks that could not be loaded, by reason",
             "Is the storage broken or slow?",
             (Query(_rate("load_failures", "reason"), "{{reason}}"),),
+            "ops",
         ),
         Panel(
             "Blocks that could not be stored, by reason",
             "Is the disk full, or CPU memory too small?",
             (Query(_rate("store_failures", "reason"), "{{reason}}"),),
+            "ops",
         ),
     ),
 )

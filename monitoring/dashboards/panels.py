@@ -35,7 +35,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 _DATASOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
-_WIDTH, _HEIGHT = 24, 8
+_HEIGHT = 8
+TOKENS = "suffix: tokens/s"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.panels import Board, Panel, Query, Section, Variable
+from monitoring.dashboards.panels import TOKENS, Board, Panel, Query, Section, Variable
 
 CHOSEN = 'model_name=~"$model",instance=~"$pod"'
 
@@ -37,7 +37,7 @@ _REUSE = Section(
             "Span tokens reused, by tier",
             "Which tier earns its keep?",
             (Query(_rate("reused_tokens", "instance, tier"), "{{instance}} {{tier}}"),),
-            "short",
+            TOKENS,
             "stacked",
         ),
         Panel(
@@ -48,7 +48,7 @@ _REUSE = Section(
                 Query(_rate("isolated_head_tokens"), "{{instance}} heads for blocks behind them"),
                 Query(_rate("gap_tokens"), "{{instance}} gaps"),
             ),
-            "short",
+            TOKENS,
             "stacked",
         ),
         Panel(
@@ -66,7 +66,9 @@ _REUSE = Section(
                     f"({_rate('lookup_tokens')} + {_rate('gap_tokens')}) / ({_rate('prompt_tokens')} > 0)",
                     "{{instance}} spans",
                 ),
-                Query(f"{_rate('pad_tokens')} / ({_rate('prompt_tokens')} > 0)", "{{instance}} pads"),
+                Query(
+                    f"{_rate('pad_tokens')} / ({_rate('prompt_tokens')} > 0)", "{{instance}} pads"
+                ),
             ),
             "percentunit",
             most=1,
@@ -160,7 +162,9 @@ PODS = Board(
     "Reuse, work and tiers of single engines, from their own metrics.",
     (
         Variable("model", "Model", "label_values(vllm_spans_build_info, model_name)"),
-        Variable("pod", "Pod", 'label_values(vllm_spans_build_info{model_name=~"$model"}, instance)'),
+        Variable(
+            "pod", "Pod", 'label_values(vllm_spans_build_info{model_name=~"$model"}, instance)'
+        ),
     ),
     (_REUSE, _ENGINE, _TIERS),
 )

@@ -96,8 +96,8 @@ def _children(node: ql.Expr) -> list[ql.Expr]:
 def without_thresholds(expr: str) -> list[str]:
     """What an alert compares, each part of which must have data for the alert to be able to fire.
 
-    ``a > 1 and b`` is made of ``a`` and ``b``; ``absent(a)`` of ``a``; ``a unless b > 0`` of ``a`` and ``b``. What is compared
-    inside a ratio, and the two names that a metric may have, stay as they are.
+    ``a > 1 and b`` is made of ``a`` and ``b``; ``absent(a)`` of ``a``; ``a unless b > 0`` of ``a`` and ``b``. What is
+    compared inside a ratio stays as it is.
     """
     return list(_parts(ql.parse(expr)))
 

@@ -1,4 +1,4 @@
-"""Prevents: checked-in dashboards that are not what the code makes, or that Grafana cannot point at another Prometheus."""
+"""Prevents: checked-in dashboards that are not what the code makes, or that ask one Prometheus only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ FILES = sorted(FOLDER.glob("*.json"))
 def test_the_checked_in_files_are_what_the_code_makes() -> None:
     """In another process with other hash seeds as well: run `make dashboards` if it is not so."""
     assert {path.stem for path in FILES} == {board.uid for board in BOARDS}
-    code = "from monitoring.dashboards.__main__ import *; print(''.join(map(to_json, BOARDS)), end='')"
+    code = (
+        "from monitoring.dashboards.__main__ import *; print(''.join(map(to_json, BOARDS)), end='')"
+    )
     for seed in ("1", "2"):
         environ = {**os.environ, "PYTHONHASHSEED": seed}
         made = subprocess.run(

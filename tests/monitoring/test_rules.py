@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.monitoring.tools import promtool
 from tests.engine.harness import ROOT
+from tests.monitoring.tools import promtool
 
 RULES = ROOT / "monitoring" / "rules"
 CASES = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
@@ -29,7 +29,9 @@ def rules(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.monitoring
 def test_promtool_accepts_the_rules() -> None:
-    promtool("check", "rules", "--lint=all", "--lint-fatal", *map(str, sorted(RULES.glob("*.yaml"))))
+    promtool(
+        "check", "rules", "--lint=all", "--lint-fatal", *map(str, sorted(RULES.glob("*.yaml")))
+    )
 
 
 @pytest.mark.monitoring
