@@ -7,10 +7,10 @@ DEMO_ARGS ?=
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all lint format bench-cpu clean
+.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards dashboard-pictures lint format bench-cpu bench-exporter clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## put the pinned CPU environment and the vllm-spans command into .venv
 	@$(PYTHON) requirements/setup_env.py --venv "$(VENV)"
@@ -28,11 +28,40 @@ setup-test:
 # The kernels run in a process of their own: Triton's interpreter is chosen when it is imported.
 test: setup-test ## unit and engine tests
 	@"$(BIN)/python" -m pytest -m "not slow and not gpu" tests/kernels
-	@"$(BIN)/python" -m pytest -m "not slow and not gpu" --ignore=tests/kernels $(PYTEST_ARGS)
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster" --ignore=tests/kernels $(PYTEST_ARGS)
 
-test-all: setup-test ## every test, the slow ones included
+test-all: setup-test prometheus kubernetes ## every test, the slow ones included
 	@"$(BIN)/python" -m pytest tests/kernels
 	@"$(BIN)/python" -m pytest --ignore=tests/kernels $(PYTEST_ARGS)
+
+# The dashboards and rules are tried on a real Prometheus, Debian's 2.42.
+prometheus:
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	            apt-get install -y -qq --no-install-recommends prometheus >/dev/null; \
+	    else \
+	        echo "prometheus and promtool are needed: apt-get install prometheus" >&2; exit 1; \
+	    fi; }
+
+test-monitoring: setup prometheus ## metrics, rules and dashboards on a real Prometheus with two real servers
+	@"$(BIN)/python" -m pytest -m "not slow" tests/monitoring $(PYTEST_ARGS)
+
+dashboards: setup ## write the Grafana dashboards' JSON anew
+	@"$(BIN)/python" -m monitoring.dashboards
+
+dashboard-pictures: setup prometheus ## draw the dashboards in docs/ from real traffic
+	@"$(BIN)/python" -m tests.monitoring.pictures
+
+# The API server is built from Debian's source, once, into a cache folder outside the checkout.
+kubernetes: setup
+	@"$(BIN)/python" -m tests.cluster.prepare
+
+test-cluster: setup kubernetes ## the exporter on a real Kubernetes API server; builds it the first time, minutes
+	@"$(BIN)/python" -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
+
+bench-exporter: setup ## processor time of the exporter over 500 engines
+	@"$(BIN)/python" -m benchmarks.exporter_load
 
 lint: setup ## ruff and mypy
 	@"$(BIN)/ruff" check .

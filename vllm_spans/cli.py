@@ -30,6 +30,8 @@ examples:
       Show how a request is cut into pieces and spans, and what of it is cached.
   vllm-spans cache stat /var/cache/spans
       Show what a file tier holds; `cache --help` lists what else can be done.
+  vllm-spans exporter --namespace llm
+      Export the metrics of a fleet of engine pods; `vllm-spans status` shows them here.
 
 `vllm serve MODEL` with VLLM_V1_SPANS_ENABLED=1 in the environment does the same as
 `vllm-spans serve MODEL`; only the embedded model and the CPU defaults are added here.
@@ -108,6 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from vllm_spans.offload import cache_cli
 
             return cache_cli.run(options)
+        if options.command == "exporter":
+            from vllm_spans.exporter import cli as exporter_cli
+
+            return exporter_cli.run(options)
+        if options.command == "status":
+            from vllm_spans.exporter import status_cli
+
+            return status_cli.run(options)
         parser.print_help()
         return 0
     except UsageError as error:
@@ -339,6 +349,24 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         from vllm_spans.offload import cache_cli
 
         cache_cli.add_arguments(cache)
+    exporter = commands.add_parser(
+        "exporter",
+        help="scrape all engine pods and export the fleet's metrics",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if command == "exporter":
+        from vllm_spans.exporter import cli as exporter_cli
+
+        exporter_cli.add_arguments(exporter)
+    status = commands.add_parser(
+        "status",
+        help="show the fleet in the terminal",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if command == "status":
+        from vllm_spans.exporter import status_cli
+
+        status_cli.add_arguments(status)
     return parser
 
 

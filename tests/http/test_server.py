@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,3 +144,25 @@ def test_server_survives_bad_offsets(server: Server) -> None:
         assert response.status_code == 400, f"{starts}: {response.text}"
         assert "span_starts" in response.text
     assert ask(server, case)["choices"]
+
+
+def test_status_shows_what_the_page_of_a_server_says(server: Server) -> None:
+    """``vllm-spans status`` reads a real server's page: its model, its counters, and the spans asked for most."""
+    case = a_case(6)
+    for _ in range(3):
+        ask(server, case)
+    page = server.wait_idle()
+    command = [sys.executable, "-m", "vllm_spans.cli", "status", "--json", "--target", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (name, model), *others = json.loads(done.stdout)["models"].items()
+    assert (name, others) == (MODEL_NAME, [])
+    assert model["pods"]["ready"] == 1
+    assert model["counters"]["lookup_tokens"] == page["vllm_spans_lookup_tokens_total"]
+    assert sum(model["counters"]["requests"].values()) == page["vllm_spans_requests_total"]
+    ratio = page["vllm_spans_reused_tokens_total"] / page["vllm_spans_lookup_tokens_total"]
+    assert model["reuse_ratio"] == pytest.approx(ratio)
+    hot = [span["requests"] for span in model["hot_spans"]]
+    assert 3 <= len(hot) <= 20
+    assert hot == sorted(hot, reverse=True)
+    assert hot[-1] >= 2
+    assert sum(hot) == page["vllm_spans_hot_span_requests"]

@@ -246,7 +246,10 @@ def test_refusals_are_counted(run: Run, server: Any) -> None:
 
     def count() -> float:
         return (
-            REGISTRY.get_sample_value("vllm_spans_rejected_total", {"reason": "unknown_option"})
+            REGISTRY.get_sample_value(
+                "vllm_spans_rejected_total",
+                {"model_name": server.model_config.served_model_name, "reason": "unknown_option"},
+            )
             or 0.0
         )
 

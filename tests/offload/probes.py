@@ -56,13 +56,16 @@ def counters(worker: Any) -> dict[str, float]:
     """Every ``vllm_spans`` sample with its label value, as ``name/label value``."""
     from prometheus_client import REGISTRY
 
-    from vllm_spans.metrics import counters as metrics
+    from vllm_spans.metrics.counters import ENGINE_LABELS, EngineMetrics
 
     settle(worker)
     # What was counted after the last step goes out with the next one.
-    metrics.add(worker.scheduler._span_stats.take() or {})
+    model_name = worker.scheduler.vllm_config.model_config.served_model_name
+    EngineMetrics(model_name, 0).add(worker.scheduler._span_stats.take() or {})
     return {
-        "/".join([sample.name, *sample.labels.values()]): sample.value
+        "/".join(
+            [sample.name, *(v for k, v in sample.labels.items() if k not in ENGINE_LABELS)]
+        ): sample.value
         for metric in REGISTRY.collect()
         for sample in metric.samples
         if sample.name.startswith("vllm_spans") and sample.name.endswith("_total")

@@ -32,7 +32,8 @@ class RequestSpans:
     Attributes:
         layout: Where its spans are.
         policy: Its gap policy.
-        pad_tokens: Pad tokens in its prompt, for the counters.
+        prompt_tokens: Tokens of its prompt, for the counters.
+        pad_tokens: Pad tokens among them, for the counters.
         keys: Its block keys; ``None`` under policy ``full``, whose keys are vLLM's own.
         plan: Plan of the present admission; ``None`` while the request waits.
         todo: Segments not yet finished, the next one last.
@@ -46,6 +47,7 @@ class RequestSpans:
 
     layout: SpanLayout
     policy: GapPolicy
+    prompt_tokens: int
     pad_tokens: int
     keys: RequestKeys | None = None
     plan: ReusePlan | None = None
@@ -115,7 +117,7 @@ def read_spans(
             f"{SPAN_PAD_TOKENS} = {pads!r} must be between 0 and {num_prompt_tokens}",
             SPAN_PAD_TOKENS,
         )
-    return RequestSpans(layout, make_policy(name, length), pads)
+    return RequestSpans(layout, make_policy(name, length), num_prompt_tokens, pads)
 
 
 class SpanHasher:

@@ -29,12 +29,12 @@ router = APIRouter()
 def attach(app: FastAPI) -> None:
     """Add the explain endpoint and the refusal of spans where they are not supported."""
     app.include_router(router)
-    app.add_middleware(RefuseSpans, respond=_respond)
 
+    def respond(error: MarkupError) -> App:
+        response = create_error_response(refuse(error, app.state.vllm_config))
+        return JSONResponse(response.model_dump(), status_code=response.error.code)
 
-def _respond(error: MarkupError) -> App:
-    response = create_error_response(refuse(error))
-    return JSONResponse(response.model_dump(), status_code=response.error.code)
+    app.add_middleware(RefuseSpans, respond=respond)
 
 
 @router.post("/v1/spans/explain")
@@ -47,7 +47,7 @@ async def explain(raw_request: Request) -> JSONResponse:
     try:
         kind = request_kind(body)
     except MarkupError as error:
-        raise refuse(error) from error
+        raise refuse(error, raw_request.app.state.vllm_config) from error
     try:
         request: Any = (
             ChatCompletionRequest.model_validate(body)
@@ -71,7 +71,8 @@ async def explain(raw_request: Request) -> JSONResponse:
         return JSONResponse(rendered.model_dump(), status_code=rendered.error.code)
     engine_inputs = rendered[1] if kind == "chat" else rendered
     if len(engine_inputs) != 1:
-        raise refuse(MarkupError("explain takes one prompt", "prompt", "unsupported"))
+        many = MarkupError("explain takes one prompt", "prompt", "unsupported")
+        raise refuse(many, state.vllm_config)
 
     markup = get_state(request) or MarkupState({})
     prompt = markup.prompts[0] if markup.prompts else None

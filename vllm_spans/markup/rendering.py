@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import BaseRenderer, ChatParams, TokenizeParams
@@ -25,16 +25,19 @@ from vllm_spans.markup.pieces import MarkedPrompt, TextPiece, assemble
 from vllm_spans.markup.sentinels import Sentinels
 from vllm_spans.markup.state import MarkupState, set_state
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_vllm_spans_markup"
 
 
-def refuse(error: MarkupError) -> VLLMValidationError:
-    """The HTTP 400 for an error in the markup; counts it."""
+def refuse(error: MarkupError, config: VllmConfig) -> VLLMValidationError:
+    """The HTTP 400 for an error in the markup; counts it for the model of this configuration."""
     from vllm_spans.metrics import counters
 
-    counters.rejected(error.reason)
+    counters.rejected(str(config.model_config.served_model_name), error.reason)
     return VLLMValidationError(str(error), parameter=error.param)
 
 

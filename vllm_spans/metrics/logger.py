@@ -14,21 +14,28 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.metrics.stats import SchedulerStats
 
+    from vllm_spans.metrics.counters import EngineMetrics
+
 
 class SpansStatLogger(StatLoggerBase):
-    """Receives every report of one engine's scheduler. Without spans it does nothing."""
+    """Receives every report of one engine's scheduler. Without spans it does nothing.
+
+    vLLM makes one for each engine in every API server, and sends a report to one API server only.
+    """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self._enabled = spans_enabled(os.environ)
-        if not self._enabled:
+        self._metrics: EngineMetrics | None = None
+        if not spans_enabled(os.environ):
             return
         import vllm.version
 
         from vllm_spans.metrics import counters
 
         config = SpansConfig.from_vllm_config(vllm_config)
-        counters.add({})
+        model_name = str(vllm_config.model_config.served_model_name)
+        self._metrics = counters.EngineMetrics(model_name, engine_index)
         counters.set_build_info(
+            model_name=model_name,
             version=vllm_spans.__version__,
             vllm_version=vllm.version.__version__,
             gap_policy=config.gap_policy,
@@ -37,14 +44,10 @@ class SpansStatLogger(StatLoggerBase):
         )
 
     def record(self, scheduler_stats: SchedulerStats | None, *args: Any, **kwargs: Any) -> None:
-        """Add the increments of one report."""
-        if not self._enabled or scheduler_stats is None:
-            return
-        increments = getattr(scheduler_stats, "spans", None)
-        if increments:
-            from vllm_spans.metrics import counters
-
-            counters.add(increments)
+        """Take over one report."""
+        changes = getattr(scheduler_stats, "spans", None)
+        if self._metrics is not None and changes:
+            self._metrics.add(changes)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

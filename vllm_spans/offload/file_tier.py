@@ -106,6 +106,25 @@ class _Read:
         return max(self._ended) - min(self._begun)
 
 
+class StoredBlocks:
+    """Blocks written, counted in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self) -> None:
+        """Count a block."""
+        with self._lock:
+            self._count += 1
+
+    def take(self) -> int:
+        """Blocks since the last call."""
+        with self._lock:
+            count, self._count = self._count, 0
+        return count
+
+
 class _Lookups(AsyncLookupManager):
     """Asks in a thread whether files exist."""
 
@@ -162,6 +181,7 @@ class SpansFileTier(SecondaryTierManager):
         self.store = FileStore(root, name, identity)
         self.load_failures = FailureCounts("reading a block's file")
         self.store_failures = FailureCounts("writing a block's file")
+        self.stored = StoredBlocks()
         self._limit = SizeLimit(root, limit)
         self._memory = primary_kv_view.cast("B")
         self._lookups = _Lookups(self.store, self.load_failures)
@@ -234,7 +254,10 @@ class SpansFileTier(SecondaryTierManager):
         def write(part: Sequence[tuple[OffloadKey, memoryview]]) -> None:
             for key, memory in part:
                 try:
-                    self._note_written(self.store.write(key, memory))
+                    written = self.store.write(key, memory)
+                    if written:
+                        self.stored.add()
+                    self._note_written(written)
                 except FileError as error:
                     self.store_failures.add(error)
 

@@ -227,6 +227,8 @@ class Tiers:
     def _end_store(self, store: _Store, success: bool) -> None:
         assert self._tables is not None
         self._manager.complete_store(store.keys, store.context, success)
+        if success and self._stats is not None:
+            self._stats.count_stored("cpu", len(store.keys))
         self._tables.release(store.blocks)
 
     def _end_load(self, job_id: int, load: _Load, success: bool) -> None:
@@ -262,7 +264,7 @@ class Tiers:
         self._manager.on_schedule_end(ScheduleEndContext((), ()))
         # vLLM's own statistics of the tiers pile up until they are taken.
         self._manager.get_stats()
-        self._take_file_failures()
+        self._report()
         return metadata
 
     def _make_stores(self) -> list[CopyJob]:
@@ -324,10 +326,17 @@ class Tiers:
         """End the tiers."""
         self._manager.shutdown()
 
-    def _take_file_failures(self) -> None:
-        files = self.file_tier
-        if files is None or self._stats is None:
+    def _report(self) -> None:
+        if self._stats is None:
             return
+        primary = self._manager.primary_tier
+        used = primary._num_allocated_chunks - len(primary._free_list)
+        self._stats.show_cpu_memory(used, primary._num_chunks)
+        files = self.file_tier
+        if files is None:
+            return
+        if stored := files.stored.take():
+            self._stats.count_stored("file", stored)
         for reason, blocks in files.load_failures.take().items():
             self._stats.count_load_failures(reason, blocks)
         for reason, blocks in files.store_failures.take().items():

@@ -105,7 +105,7 @@ def _preprocess_chat(stock: Callable[..., Any]) -> Callable[..., Any]:
             stand_in = SpanOnlineRenderer(self, SpanChatRenderer(spans, markup, state))
             return await stock(stand_in, request, messages, *args, **kwargs)
         except MarkupError as error:
-            raise refuse(error) from error
+            raise refuse(error, self.renderer.config) from error
 
     return preprocess_chat
 
@@ -125,7 +125,7 @@ def _make_request_with_harmony(stock: Callable[..., Any]) -> Callable[..., Any]:
                     "unsupported",
                 )
         except MarkupError as error:
-            raise refuse(error) from error
+            raise refuse(error, self.renderer.config) from error
         return stock(self, request, *args, **kwargs)
 
     return make_request_with_harmony
@@ -141,7 +141,7 @@ def _render_responses_with_harmony(stock: Callable[..., Any]) -> Callable[..., A
         try:
             SpanMarkup.of(self.renderer).read_chat(request, messages)
         except MarkupError as error:
-            raise refuse(error) from error
+            raise refuse(error, self.renderer.config) from error
         return stock(self, request, *args, **kwargs)
 
     return render_responses_with_harmony
@@ -157,7 +157,7 @@ def _preprocess_completion(stock: Callable[..., Any]) -> Callable[..., Any]:
         try:
             prompts = await SpanMarkup.of(self.renderer).mark_completion(request, prompt_input)
         except MarkupError as error:
-            raise refuse(error) from error
+            raise refuse(error, self.renderer.config) from error
         if prompts is not None:
             return await self.preprocess_cmpl(request, prompts, **kwargs)
         return await stock(self, request, prompt_input, prompt_embeds, **kwargs)

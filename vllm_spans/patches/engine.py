@@ -224,6 +224,8 @@ def _patch_process_inputs() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
 
+    from vllm_spans.metrics import counters
+
     stock = InputProcessor.process_inputs
 
     @functools.wraps(stock)
@@ -238,6 +240,7 @@ def _patch_process_inputs() -> None:
             try:
                 check_request(request, self.vllm_config)
             except SpanLayoutError as error:
+                counters.rejected(str(self.vllm_config.model_config.served_model_name), "engine")
                 raise VLLMValidationError(str(error), parameter=error.param) from error
         return request
 

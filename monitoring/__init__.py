@@ -1,0 +1,1 @@
+"""Rules and dashboards over the metrics of spans; none of it runs in an engine."""

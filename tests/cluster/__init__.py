@@ -1,0 +1,1 @@
+"""Tests against a real Kubernetes API server, and what sets it up: see ``prepare`` and ``control_plane``."""
