@@ -187,11 +187,11 @@ def known_blocks(worker: Any, request: dict[str, Any]) -> dict[str, list[int]]:
     worker.add({**request, "id": "known"})
     for do in (None, "preempt"):
         if do:
-            worker.event({"do": do})
+            assert worker.event({"do": do}) == 1
             note()
-        while not scheduler.running:
+        # A reset is refused while something is being stored.
+        while not scheduler.running or scheduler.connector.has_pending_push_work():
             worker.engine.step()
-        worker.engine.step()
         note()
     worker.engine.abort_request(["known"])
     settle(worker)
@@ -345,11 +345,13 @@ def change_user(worker: Any, number: int) -> None:
     os.seteuid(number)
 
 
-def be_patient(worker: Any) -> None:
-    """Let requests wait for files again, as they do some time after files were slow."""
+def be_patient(worker: Any, seconds: float = 60) -> None:
+    """Let requests wait for files again, as they do some time after files were slow, and for how long."""
     import math
 
-    _tiers(worker).lookups._impatient_until = -math.inf
+    lookups = _tiers(worker).lookups
+    lookups._impatient_until = -math.inf
+    lookups._load_timeout = seconds
 
 
 def late_stores(worker: Any, seconds: float) -> None:

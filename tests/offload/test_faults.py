@@ -34,15 +34,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(engines: Any, tiny_model: str, folder: Path) -> Any:
-    """An engine with a file tier of its own, little patience, and a KV cache for two or three requests."""
-    return engines.get(
+    """An engine with a file tier of its own, and a KV cache for two or three requests.
+
+    It is patient: on a busy machine files are slow too. Tests that wait in vain take its patience away.
+    """
+    engine = engines.get(
         tiny_model,
         num_gpu_blocks_override=48,
         max_model_len=1280,
         kv_transfer_config=connector(
-            cpu_memory="32MiB", files=str(folder), load_timeout=0.5, file_threads=2
+            cpu_memory="32MiB", files=str(folder), load_timeout=60, file_threads=2
         ),
     )
+    probe(engine, "be_patient")
+    return engine
 
 
 def make_case(seed: int, spans: int = 3) -> Case:
@@ -165,6 +170,7 @@ def test_storage_that_hangs(spans_engine: Engine, engine: Engine, folder: Path, 
     (path,) = (path for path in block_files(folder) if path.stem.startswith(key))
     path.unlink()
     os.mkfifo(path)
+    probe(engine, "be_patient", seconds=0.5)
     before = probe(engine, "counters")
     answer = engine.call(
         "tests.offload.probes:overtake",

@@ -56,7 +56,7 @@ def test_where_each_span_is(tiers_engine: Engine) -> None:
 @pytest.fixture
 def slow_engine(tiny_model: str, tmp_path: Path) -> Iterator[tuple[Engine, Any]]:
     with slow_folder(tmp_path) as slow:
-        config = connector(cpu_memory="16MiB", files=str(slow.path), load_timeout=1)
+        config = connector(cpu_memory="16MiB", files=str(slow.path), load_timeout=60)
         engine = Engine(tiny_model, kv_transfer_config=config)
         try:
             yield engine, slow
@@ -73,6 +73,7 @@ def test_files_that_cannot_be_looked_at_in_time(slow_engine: tuple[Engine, Any])
     forget(engine, cpu=True)
     assert held(engine, request) == [{"file": 4}]
     slow.take(0, look=3)
+    probe(engine, "be_patient", seconds=1)
     answer = probe(engine, "explain", request=request)
     assert answer["waits"]
     assert answer["pieces"][0]["tier_tokens"] == {"cpu": 0, "file": 0}

@@ -173,7 +173,7 @@ def test_a_preempted_request_has_no_blocks(engine: Engine) -> None:
     """It may end before it runs again: what it had is not stored as what it would have got."""
     rng = random.Random(7100)
     case = Case().span(tokens(rng, 4 * BLOCK)).span(tokens(rng, 4 * BLOCK)).cross([5, 6])
-    request = case.request("none", max_tokens=20)
+    request = case.request("none", max_tokens=30)
     assert probe(engine, "known_blocks", request=request) == {STOCK: [9, 0, 9]}
 
 

@@ -132,13 +132,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowFolder]:
 
 @pytest.fixture
 def slow_engine(engines: Any, tiny_model: str, slow: SlowFolder) -> Iterator[Engine]:
-    """An engine with files on slow storage, with little patience, and a KV cache for two or three requests."""
+    """An engine with files on slow storage, and a KV cache for two or three requests."""
     engine = engines.get(
         tiny_model,
         num_gpu_blocks_override=48,
         max_model_len=1280,
         kv_transfer_config=connector(
-            cpu_memory="32MiB", files=str(slow.path), load_timeout=1, file_threads=2
+            cpu_memory="32MiB", files=str(slow.path), load_timeout=60, file_threads=2
         ),
     )
     yield engine
@@ -154,6 +154,7 @@ def test_storage_slower_than_the_timeout(
     slow_engine.one(case.request())
     forget(slow_engine, cpu=True)
     slow.take(3)
+    probe(slow_engine, "be_patient", seconds=1)
     before = probe(slow_engine, "counters")
     answer = slow_engine.call(
         "tests.offload.probes:overtake",
