@@ -29,6 +29,8 @@ from tests.monitoring.tools import find
 from tests.offload.engines import connector
 
 EXPORTER_WINDOW = 15
+START = 600.0
+"""Seconds for six processes with an engine or an API server, on a machine that does other things as well."""
 
 
 class Process:
@@ -181,7 +183,7 @@ class Live:
             [*small, "--data-parallel-size=2", "--api-server-count=2"],
         ]
         with ThreadPoolExecutor() as threads:
-            starting = [threads.submit(Server, model, *each) for each in flags]
+            starting = [threads.submit(Server, model, *each, patience=START) for each in flags]
         for each in starting:
             if each.exception() is None:
                 self._stack.callback(each.result().close)
