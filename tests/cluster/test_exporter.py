@@ -227,8 +227,12 @@ def test_an_api_server_that_is_gone_stops_no_scrape(
                 lambda: process.value("vllm_spans_exporter_watch_connected") == 0, "it is noticed"
             )
             wait_until(
-                lambda: process.samples("vllm_spans_exporter_watch_failures_total"), "it is counted"
+                lambda: process.value(
+                    "vllm_spans_exporter_watch_failures_total", reason="unreachable"
+                ),
+                "it is counted",
             )
+            assert "unreachable: " in process.log()
             asked = pod.server.asked
             wait_until(lambda: pod.server.asked > asked + 3, "the pods known last are asked")
             assert process.answers("/readyz")
