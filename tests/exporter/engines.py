@@ -109,12 +109,12 @@ async def hang(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
 
 
 async def drip(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then: never silent for long, never done."""
+    """Byte after byte: never silent, and not done for a very long time."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
     while True:
         writer.write(b"#")
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
 
 
 async def answer_garbage(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
