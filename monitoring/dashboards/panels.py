@@ -35,7 +35,6 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 _DATASOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
-_HEIGHT = 8
 TOKENS = "suffix: tokens/s"
 
 
@@ -159,7 +158,7 @@ def _variable(variable: Variable) -> QueryVariable:
 def _panel(panel: Panel) -> Any:
     builder = {"number": _number, "table": _table}.get(panel.kind, _lines)(panel)
     builder.title(panel.title).description(panel.question).datasource(_DATASOURCE)
-    builder.unit(panel.unit).span(panel.width).height(_HEIGHT if panel.kind != "number" else 4)
+    builder.unit(panel.unit).span(panel.width).height(_height(panel))
     if panel.kind != "table":
         builder.min(0)
     if panel.most is not None:
@@ -176,6 +175,12 @@ def _panel(panel: Panel) -> Any:
             target.format(PromQueryFormat.TABLE)
         builder.with_target(target)
     return builder
+
+
+def _height(panel: Panel) -> int:
+    if panel.kind == "number":
+        return 4
+    return 5 if panel.width == 24 else 8
 
 
 def _names(queries: Sequence[Query]) -> list[str]:

@@ -26,12 +26,19 @@ class Server:
         model: Model folder.
         *flags: Further command line flags.
         env: Further environment variables.
+        patience: Seconds that it may take to start.
 
     Raises:
         RuntimeError: If the server ends or does not get ready.
     """
 
-    def __init__(self, model: str, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        patience: float = 240.0,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -53,12 +60,12 @@ class Server:
             start_new_session=True,
         )
         try:
-            self._wait_ready()
+            self._wait_ready(patience)
         except BaseException:
             self.close()
             raise
 
-    def _wait_ready(self, timeout: float = 240.0) -> None:
+    def _wait_ready(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
