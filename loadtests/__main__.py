@@ -6,8 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from loadtests import fake_server
+from demo.server import ServerError
+from loadtests import fake_server, run_cli
 from loadtests.dry_run import CHARACTERS, describe, requests, tokens_of
+from loadtests.runner import RunError
 from loadtests.workloads import WorkloadError, load
 
 _DRY_SESSIONS = 200
@@ -36,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     dry.add_argument("--show", type=int, default=3, help="print this many requests (default: 3)")
     dry.add_argument("--tokenizer", help="count tokens of this tokenizer.json, not characters")
     dry.set_defaults(run=_dry_run)
+    run_cli.add_commands(commands)
     fake = commands.add_parser("fake-server", help="a server whose every latency is known")
     fake_server.add_arguments(fake)
     fake.set_defaults(run=fake_server.run)
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except WorkloadError as error:
+    except (WorkloadError, RunError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -7,12 +7,14 @@ little it is. Under gevent's patched sockets the same code runs in a greenlet.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import socket
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from loadtests.stream import Answer, Limits
@@ -49,13 +51,39 @@ class Target:
         return self.url.rstrip("/").removesuffix("/v1")
 
     def connection(self, timeout: float) -> http.client.HTTPConnection:
-        """A connection that is not open yet."""
+        """Open a connection.
+
+        Raises:
+            OSError: There is none to be had.
+        """
         parts = urlsplit(self.url)
         host = str(parts.hostname)
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(host, parts.port, timeout=timeout)
+        family, address = self._address
+        raw = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            raw.settimeout(timeout)
+            raw.connect(address)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if parts.scheme == "https":
+                raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+        except BaseException:
+            raw.close()
+            raise
+        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout)
+        connection.sock = raw
+        return connection
+
+    @functools.cached_property
+    def _address(self) -> tuple[socket.AddressFamily, Any]:
+        # Once, not for every request: a name is resolved in a thread, whose delay would count as the server's.
+        parts = urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        return found[0][0], found[0][4]
+
+    def answer(self) -> Answer:
+        """The answer to a request that is sent now."""
+        return Answer(time.monotonic(), self.limits)
 
     def headers(self, request_id: str) -> dict[str, str]:
         """Headers of a request."""
@@ -70,7 +98,7 @@ class Target:
         return found
 
 
-def send(target: Target, path: str, body: bytes, request_id: str) -> Answer:
+def send(target: Target, path: str, body: bytes, request_id: str, answer: Answer) -> None:
     """Send a request and read its answer to its end.
 
     Args:
@@ -78,15 +106,14 @@ def send(target: Target, path: str, body: bytes, request_id: str) -> Answer:
         path: For example ``/v1/chat/completions``.
         body: The request's body.
         request_id: Its id.
-
-    Returns:
-        The answer; its ``outcome`` is set. Times are of ``time.monotonic()``.
+        answer: From ``target.answer()``. Its ``outcome`` is set whatever happens, a greenlet that is killed and Ctrl-C
+            included; its times are of ``time.monotonic()``.
     """
     headers = target.headers(request_id)
     full_path = urlsplit(target.base).path + path
-    answer = Answer(time.monotonic(), target.limits)
-    connection = target.connection(_wait(answer))
+    connection = None
     try:
+        connection = target.connection(_wait(answer))
         _exchange(connection, full_path, body, headers, answer)
     except (OSError, http.client.HTTPException) as error:
         now = time.monotonic()
@@ -96,8 +123,8 @@ def send(target: Target, path: str, body: bytes, request_id: str) -> Answer:
         answer.cancel(time.monotonic())
         raise
     finally:
-        connection.close()
-    return answer
+        if connection is not None:
+            connection.close()
 
 
 def _exchange(
@@ -108,7 +135,7 @@ def _exchange(
     answer: Answer,
 ) -> None:
     connection.request("POST", path, body=body, headers=dict(headers))
-    raw = connection.sock
+    raw: socket.socket = connection.sock
     _set_timeout(raw, answer)
     response = connection.getresponse()
     answer.head(time.monotonic(), response.status, response.headers.get("content-type", ""))

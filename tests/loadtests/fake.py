@@ -9,6 +9,7 @@ import urllib.request
 from types import TracebackType
 from typing import Any
 
+from loadtests.stream import Limits
 from loadtests.transport import Target, send
 
 
@@ -47,8 +48,8 @@ class FakeProcess:
 
     def ask(self, request_id: str, plan: dict[str, Any], **limits: float) -> Any:
         """Send a chat with a plan."""
-        from loadtests.stream import Limits
-
         body = {"messages": [{"role": "user", "content": "a b c"}], "fake_plan": plan}
         target = Target(self.url, limits=Limits(**limits))
-        return send(target, "/v1/chat/completions", json.dumps(body).encode(), request_id)
+        answer = target.answer()
+        send(target, "/v1/chat/completions", json.dumps(body).encode(), request_id, answer)
+        return answer

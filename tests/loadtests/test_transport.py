@@ -16,9 +16,15 @@ import pytest
 
 from loadtests.fake_plan import SPLITS, FakePlan, pieces, steps
 from loadtests.outcome import Outcome
-from loadtests.stream import Limits
+from loadtests.stream import Answer, Limits
 from loadtests.transport import Target, send
 from tests.loadtests.fake import FakeProcess
+
+
+def ask(target: Target, body: bytes, name: str = "x") -> Answer:
+    answer = target.answer()
+    send(target, "/v1/completions", body, name, answer)
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,7 @@ def test_nobody_listens() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        answer = send(Target(f"http://127.0.0.1:{port}"), "/v1/completions", b"{}", "x")
+        answer = ask(Target(f"http://127.0.0.1:{port}"), b"{}", "x")
     assert answer.outcome is Outcome.CONNECTION
     assert "refused" in answer.detail.lower()
 
@@ -108,7 +114,7 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         target = Target(f"http://127.0.0.1:{port}", limits=Limits(first_token=0.2))
-        assert send(target, "/v1/completions", b"{}", "x").outcome is Outcome.NO_FIRST_TOKEN
+        assert ask(target, b"{}", "x").outcome is Outcome.NO_FIRST_TOKEN
 
 
 def test_what_is_sent_is_what_was_asked_for() -> None:
@@ -125,7 +131,7 @@ def test_what_is_sent_is_what_was_asked_for() -> None:
         thread.start()
         port = listener.getsockname()[1]
         target = Target(f"http://127.0.0.1:{port}/prefix/v1/", api_key="secret")
-        assert send(target, "/v1/completions", b'{"a": 1}', "7.0").outcome is Outcome.CONNECTION
+        assert ask(target, b'{"a": 1}', "7.0").outcome is Outcome.CONNECTION
         thread.join()
     head = b"".join(received).decode().lower()
     assert head.startswith("post /prefix/v1/completions http/1.1")
