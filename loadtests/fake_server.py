@@ -77,7 +77,9 @@ class FakeServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        # Cancelled: the server ends while it still has something to say.
+        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends):
             while await self._one(reader, writer):
                 pass
         writer.close()
@@ -117,7 +119,7 @@ class FakeServer:
     def _metrics(self) -> str:
         lines = []
         for name in ("prompt_tokens", "generation_tokens", "request_success"):
-            lines.append(f"# TYPE vllm:{name} counter")
+            lines.append(f"# TYPE vllm:{name}_total counter")
             lines.append(f'vllm:{name}_total{{model_name="{MODEL}"}} {self.counters[name]}')
         return "\n".join(lines) + "\n"
 

@@ -176,6 +176,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
             f"  TTFT p50 {ttft['p50']:.3f} s, p95 {ttft['p95']:.3f} s; E2E p50 {e2e['p50']:.3f} s, p95 "
             f"{e2e['p95']:.3f} s"
         )
+    if not verdict.checks:
+        yield "  the server has no counters, so nothing was reconciled"
     for text in (*verdict.invalid, *verdict.missed):
         yield f"  {text}"
 

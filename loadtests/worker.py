@@ -7,6 +7,8 @@ done before a request's time has come, not at it.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +57,7 @@ class Worker:
         self._writer = Writer(job.records_path(index))
         self._group = Group()
         self._start = 0.0
+        self._parent = os.getppid()
 
     def users(self) -> list[int]:
         """Numbers of the users of a closed loop that are this worker's; one for the whole of an open loop."""
@@ -66,8 +69,9 @@ class Worker:
 
     def wait_for_start(self) -> None:
         """Tell that this worker is ready, and wait until all are."""
-        self._writer.write({"type": "ready", "worker": self._index})
+        self._writer.write({"type": "ready", "worker": self._index, "pid": os.getpid()})
         while not self._job.start_path.exists():
+            self._end_with_parent()
             gevent.sleep(_TICK)
         self._start = json.loads(self._job.start_path.read_text(encoding="utf-8"))["start"]
         gevent.spawn(self._watch)
@@ -163,6 +167,7 @@ class Worker:
             lag = max(lag, time.monotonic() - before - _TICK)
             now = self._now()
             if now - begin >= _HEALTH_SECONDS:
+                self._end_with_parent()
                 used = time.process_time()
                 self._writer.write(
                     {
@@ -175,3 +180,8 @@ class Worker:
                     }
                 )
                 lag, cpu, begin = 0.0, used, now
+
+    def _end_with_parent(self) -> None:
+        # A runner that was killed cannot end its workers, and nobody would look at what they send.
+        if os.getppid() != self._parent:
+            os.kill(os.getpid(), signal.SIGTERM)
