@@ -4,10 +4,12 @@ VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+WORKLOAD ?= loadtests/workloads/files/shared_documents.toml
+LOADTEST_ARGS ?=
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards dashboard-pictures lint format bench-cpu bench-exporter clean
+.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus dashboards dashboard-pictures lint format bench-cpu bench-exporter loadtest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +76,9 @@ format: setup ## let ruff rewrite the sources
 
 bench-cpu: setup ## cold, warm and stock side by side on the CPU; the scheduler's time per step
 	@"$(BIN)/python" -m benchmarks.bench_cpu
+
+loadtest: setup ## the same load on stock vLLM and on spans; an HTML report (WORKLOAD=file LOADTEST_ARGS=...)
+	@"$(BIN)/python" -m loadtests compare "$(WORKLOAD)" $(LOADTEST_ARGS)
 
 clean: ## remove the environment and what the tools left
 	@rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
