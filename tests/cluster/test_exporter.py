@@ -4,6 +4,7 @@ pods come and go, misbehave, or the right to see them is missing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -144,7 +145,8 @@ def test_pods_that_misbehave_are_told_apart_and_hold_nobody_up(fleet: FleetNames
     starting = fleet.add(ready=False)
     good = [BusyPod(fleet, age=60.0), BusyPod(fleet, age=60.0)]
     named = fleet.add(named_port=True)
-    with exporter(fleet) as process:
+    # 8 MiB have to fit into the time-out, or the pod that answers too much is only slow.
+    with exporter(fleet, "--interval", "2", "--timeout", "1.9") as process:
         process.wait_ready()
         memory = process.resident_mib()
         asked = [pod.pod.server.asked for pod in good]
@@ -173,7 +175,13 @@ def test_pods_that_misbehave_are_told_apart_and_hold_nobody_up(fleet: FleetNames
         assert named.server.asked
         assert process.value("vllm_spans_fleet_reuse_ratio", model="tiny") == REUSED
         assert process.resident_mib() < memory + 64, "a page of 1 GiB was kept in memory"
-        assert process.log().count("too_large") < 3, "a pod's line is written at every scrape"
+        for name in names.values():
+            subject = f"{fleet.name}/{name}: "
+            lines = [
+                line.split(subject)[1] for line in process.log().splitlines() if subject in line
+            ]
+            # On a busy machine a pod may change between too large and too slow; that is news each time.
+            assert all(one != next_one for one, next_one in itertools.pairwise(lines)), lines
         assert process.end() == 0
 
 
@@ -227,8 +235,12 @@ def test_an_api_server_that_is_gone_stops_no_scrape(
                 lambda: process.value("vllm_spans_exporter_watch_connected") == 0, "it is noticed"
             )
             wait_until(
-                lambda: process.samples("vllm_spans_exporter_watch_failures_total"), "it is counted"
+                lambda: process.value(
+                    "vllm_spans_exporter_watch_failures_total", reason="unreachable"
+                ),
+                "it is counted",
             )
+            assert "unreachable: " in process.log()
             asked = pod.server.asked
             wait_until(lambda: pod.server.asked > asked + 3, "the pods known last are asked")
             assert process.answers("/readyz")

@@ -61,12 +61,14 @@ class EnginePod:
         page: What it answers.
         behave: How it answers.
         asked: How often it was asked.
+        request: First line of the last request.
     """
 
     def __init__(self, page: str = "") -> None:
         self.page = page
         self.behave: Behaviour = answer_well
         self.asked = 0
+        self.request = ""
         self.host, self.port = "", 0
         self._server: asyncio.Server | None = None
 
@@ -86,8 +88,10 @@ class EnginePod:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
+        ended = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ended):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.request = head.decode().partition("\r\n")[0]
             self.asked += 1
             await self.behave(self, writer)
             await writer.drain()
@@ -105,12 +109,12 @@ async def hang(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
 
 
 async def drip(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then: never silent for long, never done."""
+    """Byte after byte: never silent, and not done for a very long time."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
     while True:
         writer.write(b"#")
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
 
 
 async def answer_garbage(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
@@ -124,8 +128,8 @@ async def answer_no_http(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
 
 
 async def answer_html(pod: EnginePod, writer: asyncio.StreamWriter) -> None:
-    """A page for people."""
-    writer.write(_answer(b"<html><body>log in</body></html>\n", kind="text/html"))
+    """The page, as one for people."""
+    writer.write(_answer(pod.page.encode(), kind="text/html"))
 
 
 async def answer_half_a_line(pod: EnginePod, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -211,6 +212,32 @@ def test_status_says_why_there_is_none(servers: EnginePods) -> None:
         assert done.returncode == 1
         assert said in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_status_shows_it_again_and_again(servers: EnginePods) -> None:
+    server = servers.open(engine_page(COUNTERS, started=1.0))
+    command = [sys.executable, "-m", "vllm_spans.cli", "status", "--watch", "0.1", "--json"]
+    with subprocess.Popen(
+        [*command, "--target", server.url], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        first = json.loads(running.stdout.readline())
+        server.behave = engines.answer_500
+        wait_until(lambda: '"http_error": 1' in running.stdout.readline(), "the change is shown")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert first["models"]["tiny"]["pods"]["ready"] == 1
+
+
+def test_without_the_kubernetes_client_servers_can_still_be_named() -> None:
+    code = (
+        "import sys\nsys.modules['kubernetes'] = None\n"
+        "from vllm_spans import cli\n"
+        "sys.exit(cli.main(['exporter', '--namespace', 'llm']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "install vllm_spans[exporter], or name the servers with --target" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["exporter", "status"])

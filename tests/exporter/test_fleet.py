@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.exporter.test_history import GAP, LOOKUP, REUSED, START, WINDOW, page
 from vllm_spans.exporter.fleet import UNKNOWN_MODEL, Fleet, Limits
 from vllm_spans.exporter.page import Page
+from vllm_spans.exporter.status import as_text
 
 LIMITS = Limits(window=WINDOW, hot_spans=3, stale_pods=2, spread_tokens=64)
 
@@ -107,3 +108,16 @@ def test_exported_spans_and_pods_are_bounded_and_the_choice_is_steady() -> None:
     assert fleet.view(START + 50).models["m"].oldest_scrape_age == stale[0].age
     fleet.keep({}, START + 51)
     assert fleet.view(START + 51).models["m"].hot_spans == []
+
+
+def test_silent_pods_are_named_and_large_numbers_are_short() -> None:
+    fleet = fleet_of("a", "b")
+    counters = {LOOKUP: 1234567.0, REUSED: 0.0, ("load_failures", "io"): 1.0}
+    for key in "ab":
+        fleet.read(key, Page("m", START, counters, {"abc": 12345.0}), START + 1)
+    fleet.read("b", Page("m", START, counters), START + 80)
+    text = as_text(fleet.view(START + 80), "in the window")
+    assert "silent               ns/a 79 s ago\n" in text
+    assert "2.5M" in text and "12.3k" in text and "io 2" in text
+    assert "gap-recompute ratio  - in the window" in text
+    assert as_text(Fleet(START).view(START), "") == "no pod has been found"

@@ -126,7 +126,7 @@ class Fleet:
             if key in pods:
                 continue
             if pod.gone_at is None:
-                pod.gone_at, pod.hot_spans = now, {}
+                pod.gone_at = now
             elif pod.gone_at < now - self._limits.window:
                 del self._pods[key]
 

@@ -201,10 +201,10 @@ class PodWatch(threading.Thread):
                 api = self._make_client()  # anew: credentials may have been renewed
                 version = self._list(api)
                 self._log.well(self._where, "pods are watched")
-                pause = FIRST_PAUSE
                 while not self._stopping.is_set():
                     began = time.monotonic()
                     version = self._watch(api, version)
+                    pause = FIRST_PAUSE
                     if time.monotonic() - began < FIRST_PAUSE:
                         self._stopping.wait(
                             FIRST_PAUSE
@@ -215,9 +215,8 @@ class PodWatch(threading.Thread):
                 self._log.say(self._where, f"{failure.reason}: {failure}")
                 if self.problem is not None:
                     self.problem = f"the pods of {self._where} cannot be listed: {failure}"
-                if failure.reason != "expired":
-                    self._stopping.wait(pause * random.uniform(0.5, 1.0))
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                self._stopping.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, LONGEST_PAUSE)
             finally:
                 self.connected = False
 
@@ -330,10 +329,11 @@ def _failure(error: Exception) -> WatchError:
         except (ValueError, TypeError, KeyError):
             text = f"HTTP {error.status} {error.reason}"
         return WatchError(reason, text)
-    if isinstance(error, exceptions.ReadTimeoutError | exceptions.ConnectTimeoutError):
-        return WatchError("timeout", str(error))
-    if isinstance(error, exceptions.NewConnectionError | exceptions.MaxRetryError):
+    # A connection that is refused is a kind of time-out to urllib3, so it comes first.
+    if isinstance(error, exceptions.NewConnectionError):
         return WatchError("unreachable", str(error))
+    if isinstance(error, exceptions.TimeoutError):
+        return WatchError("timeout", str(error))
     if isinstance(error, exceptions.HTTPError):
         return WatchError("broken", str(error))
     if isinstance(error, ConfigException | OSError):

@@ -30,6 +30,7 @@ COUNTERS: dict[str, str | None] = {
 HOT_SPANS = "hot_span_requests"
 MAX_SERIES = 2000
 MAX_LABEL = 256
+MAX_LINE = 4096
 
 _OURS = re.compile(rf"^{PREFIX}[^\n]*", re.MULTILINE)
 _SAMPLE = re.compile(r"([a-zA-Z_]\w*(?:\{.*\})?) +(\S+)(?: +-?\d+)?\r?")
@@ -90,7 +91,7 @@ def parse(body: bytes) -> Page:
     if len(lines) > MAX_SERIES:
         raise PageError(f"{len(lines)} series of spans are more than {MAX_SERIES}")
     for line in lines:
-        found = _SAMPLE.fullmatch(line)
+        found = _SAMPLE.fullmatch(line) if len(line) <= MAX_LINE else None
         if found is None:
             raise PageError(f"not a sample: {line[:80]!r}")
         series = _read_series(found[1])

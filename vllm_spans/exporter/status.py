@@ -14,6 +14,9 @@ _RATIOS = {
     "pod_reuse_ratio_spread": "reuse_ratio_spread",
     "oldest_scrape_age_seconds": "oldest_scrape_age",
 }
+SILENT_SECONDS = 60.0
+"""Time without a good page after which a pod is named."""
+
 _FAILURES = ("load_failures", "store_failures", "rejected")
 
 
@@ -108,15 +111,22 @@ def as_text(view: FleetView, window: str) -> str:
     """
     if not view.models:
         return "no pod has been found"
-    blocks = [_model_text(model, view.models[model], window) for model in sorted(view.models)]
+    blocks = [_model_text(model, view, window) for model in sorted(view.models)]
     return "\n\n".join(blocks)
 
 
-def _model_text(name: str, model: ModelView, window: str) -> str:
+def _model_text(name: str, view: FleetView, window: str) -> str:
+    model = view.models[name]
+    silent = [
+        f"{pod.pod} {_age(pod.age)}"
+        for pod in view.stale_pods
+        if pod.model == name and pod.age > SILENT_SECONDS
+    ]
     pods = [f"{count} {state}" for state, count in model.pods.items() if count]
     rows = [
         ("pods", ", ".join(pods) or "none"),
-        ("last heard", _age(model.oldest_scrape_age)),
+        ("oldest answer", _age(model.oldest_scrape_age)),
+        *([("silent", ", ".join(silent))] if silent else []),
         ("reuse ratio", f"{_ratio(model.reuse_ratio)} {window}"),
         ("gap-recompute ratio", f"{_ratio(model.gap_recompute_ratio)} {window}"),
         ("spread between pods", _ratio(model.reuse_ratio_spread)),
@@ -153,7 +163,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _age(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} s ago, the pod for which it is longest"
+    return "-" if value is None else f"{value:.0f} s ago"
 
 
 def _number(value: float) -> str:

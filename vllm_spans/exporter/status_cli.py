@@ -34,8 +34,8 @@ Show the fleet in the terminal: per model its pods by state, how much is reused 
 tokens by tier, failures, and the spans asked for most.
 
 Without arguments an exporter on this machine is asked. With --target, --targets-file, --namespace,
---all-namespaces or --kubeconfig the pods are asked themselves, once; ratios and counters are then
-of all that they did since they started.
+--all-namespaces, --kubeconfig or --context the pods are asked themselves; ratios and counters are
+then of all that they did since they started.
 """
 
 _EPILOG = """\
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("vllm_spans").addHandler(
         logging.NullHandler()
     )  # it prints what it has to say
-    direct = has_static_targets(args) or args.namespace or args.all_namespaces or args.kubeconfig
+    pods = args.namespace or args.all_namespaces or args.kubeconfig or args.context
+    direct = has_static_targets(args) or pods
     try:
         if direct and args.url:
             raise StatusError("give either --url or pods to ask")
