@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -16,7 +17,9 @@ from loadtests.verdict import Verdict
 matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
+_INTERVALS = 60
 _COLORS = ("#8c8c8c", "#1f6fb4", "#c0501c", "#2d8a4e")
 Values = Callable[[Record], Sequence[float]]
 
@@ -59,8 +62,9 @@ def _cdf(axis: Axes, values: list[float], index: int, verdict: Verdict) -> None:
     values = sorted(values)
     shares = [(place + 1) / len(values) for place in range(len(values))]
     axis.step(values, shares, where="post", color=_COLORS[index], label=verdict.result.name)
-    if values and values[-1] > 20 * max(values[0], 1e-4):
+    if values and values[-1] > 200 * max(values[0], 1e-4):
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _over_time(verdicts: Sequence[Verdict]) -> str:
@@ -102,10 +106,12 @@ def _knee(verdicts: Sequence[Verdict]) -> str:
 
 
 def _ratios(verdict: Verdict) -> list[tuple[float, dict[str, float | None]]]:
-    """Shares of reuse between each sample and the one before it."""
+    """Shares of reuse in each of at most 60 intervals of the run."""
+    samples = verdict.result.samples
+    samples = samples[:: max(1, math.ceil(len(samples) / _INTERVALS))]
     found = [
         (after["at"], counters.reuse(before["counters"], after["counters"]))
-        for before, after in pairwise(verdict.result.samples)
+        for before, after in pairwise(samples)
     ]
     return [(at, shares) for at, shares in found if any(v is not None for v in shares.values())]
 

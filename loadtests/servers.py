@@ -1,6 +1,7 @@
 """The two real servers of a comparison on this machine's CPU: stock vLLM and spans, with the embedded model.
 
-Both are started with the same flags; they differ in the plugin alone.
+Both are started with the same flags; they differ in the plugin alone. Both run at a low priority, so that a server that
+uses every core does not starve the generator beside it.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from demo.server import Server, free_port
 from vllm_spans.cli import build_launch
 
+# As it was before anything of vLLM was imported, which adds to LD_LIBRARY_PATH: the first server would lack that.
+_ENVIRON = dict(os.environ)
+_NICE = ("nice", "-n", "5")
 _FLAGS = ("--enforce-eager", "--disable-uvicorn-access-log", "--max-model-len", "4096")
 
 
@@ -30,15 +35,23 @@ class Command:
     environ: dict[str, str]
 
 
-def server_command(spans: bool, port: int) -> Command:
-    """The command of ``vllm-spans serve``, or the same one for vLLM without the plugin."""
+def server_command(
+    spans: bool, port: int, environ: Mapping[str, str] = MappingProxyType(_ENVIRON)
+) -> Command:
+    """The command of ``vllm-spans serve``, or the same one for vLLM without the plugin.
+
+    Args:
+        spans: With the plugin.
+        port: Where it listens.
+        environ: The environment to extend.
+    """
     arguments = ["--host", "127.0.0.1", "--port", str(port), *_FLAGS]
-    launch = build_launch(arguments, {**os.environ, "VLLM_NO_USAGE_STATS": "1"})
-    environ = dict(launch.environ)
+    launch = build_launch(arguments, {**environ, "VLLM_NO_USAGE_STATS": "1"})
+    child = dict(launch.environ)
     if not spans:
-        environ = {k: v for k, v in environ.items() if not k.startswith("VLLM_V1_SPANS_")}
-        environ["VLLM_PLUGINS"] = ""
-    return Command(list(launch.command), environ)
+        child = {k: v for k, v in child.items() if not k.startswith("VLLM_V1_SPANS_")}
+        child["VLLM_PLUGINS"] = ""
+    return Command([*_NICE, *launch.command], child)
 
 
 @contextlib.contextmanager
