@@ -351,7 +351,7 @@ def be_patient(worker: Any, seconds: float = 60) -> None:
 
     lookups = _tiers(worker).lookups
     lookups._impatient_until = -math.inf
-    lookups._load_timeout = seconds
+    lookups.load_timeout = seconds
 
 
 def late_stores(worker: Any, seconds: float) -> None:

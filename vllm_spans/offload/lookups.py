@@ -102,6 +102,7 @@ class Lookups:
 
     Attributes:
         loading: Keys that a load is bringing into the KV cache.
+        load_timeout: As given.
         stats: Counts what was not loaded, and why.
     """
 
@@ -115,9 +116,9 @@ class Lookups:
     ) -> None:
         self.loading: set[Key] = set()
         self.stats: SpanStats | None = None
+        self.load_timeout = load_timeout
         self._manager = manager
         self._files = files
-        self._load_timeout = load_timeout
         self._cost = cost
         self._clock = clock
         self._requests: dict[str, _Answers] = {}
@@ -302,14 +303,14 @@ class Lookups:
         now = self._clock()
         if answers.deadline is None:
             # While storage is known to hang, nobody waits for it again.
-            answers.deadline = now if now < self._impatient_until else now + self._load_timeout
+            answers.deadline = now if now < self._impatient_until else now + self.load_timeout
         if now < answers.deadline:
             return False
         if now >= self._impatient_until:
             self._impatient_until = now + _IMPATIENCE
             logger.warning(
                 "files did not come in %.1f s: for %.0f s no request waits for them",
-                self._load_timeout,
+                self.load_timeout,
                 _IMPATIENCE,
             )
         return True

@@ -94,7 +94,6 @@ class Tiers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
-        self._load_timeout = load_timeout
         self._workers = workers
         # Of jobs that some workers have ended, and not all.
         self._reports: dict[int, JobReport] = {}
@@ -173,7 +172,7 @@ class Tiers:
         def add_files(found: Future[list[OffloadKey]]) -> None:
             answer.set_result(held | {missing[name]: "file" for name in found.result()})
 
-        files.look(list(missing), self._load_timeout).add_done_callback(add_files)
+        files.look(list(missing), self.lookups.load_timeout).add_done_callback(add_files)
         return answer
 
     # ---- loads --------------------------------------------------------------------------------------------
