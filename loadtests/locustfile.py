@@ -6,6 +6,7 @@ user. locust's own statistics show TTFT and E2E of each path; the report is made
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from loadtests.job import JOB_VARIABLE, KEY_VARIABLE, WORKER_VARIABLE, Job
 from loadtests.outcome import Outcome
 from loadtests.stream import Answer
 from loadtests.worker import Worker
+
+_logger = logging.getLogger(__name__)
 
 
 def _show(path: str, answer: Answer) -> None:
@@ -54,10 +57,16 @@ class SessionUser(User):
         """All that this user does."""
         global _running
         number = _waiting.pop(0)
-        if isinstance(_worker.plan.arrivals, Closed):
-            _worker.run_closed(number)
-        else:
-            _worker.run_open()
+        try:
+            if isinstance(_worker.plan.arrivals, Closed):
+                _worker.run_closed(number)
+            else:
+                _worker.run_open()
+        except Exception:
+            # Without `finish` the run counts this worker as dead, which it is.
+            _logger.exception("the worker cannot go on")
+            self.environment.runner.quit()
+            raise StopUser from None
         _running -= 1
         if not _running:
             _worker.finish()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import gevent
 from gevent.pool import Group
+from gevent.queue import Queue
 
 from loadtests.arrivals import Closed
 from loadtests.forms import Form
@@ -26,6 +27,7 @@ from loadtests.transport import Target, send
 from loadtests.workloads import Plan, planned
 
 _TICK = 0.02
+_AHEAD = 64  # sessions that are ready before their time
 _HEALTH_SECONDS = 1.0
 
 
@@ -77,15 +79,27 @@ class Worker:
         gevent.spawn(self._watch)
 
     def run_open(self) -> None:
-        """Send this worker's sessions at their planned times; returns when all have ended."""
-        for number, arrival in planned(self.plan):
-            if number % self._job.workers != self._index:
-                continue
-            session = self.plan.workload.session(number)
-            first = self._prepare(session.turns[0])
+        """Send this worker's sessions at their planned times; returns when all have ended.
+
+        An exception in making them comes out here.
+        """
+        ahead: Queue = Queue(_AHEAD)
+        maker = gevent.spawn(self._prepare_ahead, ahead)
+        for session, first, arrival in iter(ahead.get, None):
             self._sleep_until(arrival.at)
             self._group.spawn(self._session, session, first, arrival.at, arrival.stage)
+        maker.get()
         self._group.join()
+
+    def _prepare_ahead(self, ahead: Queue) -> None:
+        try:
+            for number, arrival in planned(self.plan):
+                if number % self._job.workers == self._index:
+                    session = self.plan.workload.session(number)
+                    ahead.put((session, self._prepare(session.turns[0]), arrival))
+                    gevent.sleep(0)  # what waits for the network goes first
+        finally:
+            ahead.put(None)
 
     def run_closed(self, user: int) -> None:
         """One user of a closed loop: session after session until the time is over."""

@@ -83,3 +83,10 @@ def test_pads_count_nowhere() -> None:
     prompt = [Segment("abc", True), Segment("?")]
     assert best([prompt, prompt], 2, 0).units == 8
     assert best([prompt, prompt], 2, 0).span_reused == 3
+
+
+def test_a_block_that_was_not_full_is_not_kept() -> None:
+    cache = SpanCache(2, 0)
+    cache.add([Segment("abcd", True), Segment("x")])
+    longer = [Segment("abcd", True), Segment("x"), Segment("efgh", True), Segment("?")]
+    assert cache.add(longer) == (4, 0)

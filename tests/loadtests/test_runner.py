@@ -89,6 +89,7 @@ def errors_of(server: FakeProcess, folder: Path) -> list[tuple[str, float, float
     assert {record.outcome for record in records} == {Outcome.OK}
     assert {record.worker for record in records} == {0, 1}
     assert all(record.chunks == 12 == record.completion_tokens for record in records)
+    assert min(record.delay or 0.0 for record in records) >= 0.0  # nothing is sent early
     start = json.loads((folder / "run" / "start.json").read_text())["start"]
 
     # What the machine adds to the simplest client at the same time: on the way there, and on the way back.
@@ -199,6 +200,20 @@ def test_a_killed_worker_leaves_a_report_that_says_so(server: FakeProcess, tmp_p
     assert verdict.status is Status.INVALID and "worker 0 died" in verdict.invalid
 
 
+def test_a_worker_that_cannot_go_on_is_dead(server: FakeProcess, tmp_path: Path) -> None:
+    # Its text can be made, but not written as JSON: a lone half of a surrogate pair has no UTF-8.
+    trace = tmp_path / "questions.json"
+    trace.write_text('[{"question": "\\ud800", "ctxs": [{"text": "t"}]}]')
+    file = tmp_path / "workload.toml"
+    file.write_text(
+        'kind = "questions"\n[questions]\n[arrivals]\nkind = "constant"\nrate = 1\nduration = 2\n'
+    )
+    result = run("fake", file, trace, server.url, folder=tmp_path / "run")
+    assert result.dead_workers == [0]
+    assert {record.outcome for record in result.log.records} == {Outcome.NOT_SENT}
+    assert "surrogates not allowed" in (tmp_path / "run" / "worker-0.log").read_text()
+
+
 def command(file: Path, url: str, out: Path) -> subprocess.Popen[bytes]:
     arguments = ["run", str(file), "--url", url, "--name", "fake", "--out", str(out)]
     return subprocess.Popen([sys.executable, "-m", "loadtests", *arguments])
@@ -244,7 +259,7 @@ def _lives(pid: int) -> bool:
 def test_a_generator_that_cannot_keep_up_fails_the_run(server: FakeProcess, tmp_path: Path) -> None:
     # A core sends some hundred requests a second, so these are sent late on any machine.
     file = workload(
-        tmp_path, {"tokens": 1}, 'kind = "bursts"\nrate = 2000\nduration = 0.5\nsize = 1000'
+        tmp_path, {"tokens": 1}, 'kind = "bursts"\nrate = 600\nduration = 0.5\nsize = 300'
     )
     result = run("fake", file, None, server.url, folder=tmp_path / "run")
     verdict = judge(result, Slo(), Bounds())
