@@ -308,6 +308,25 @@ def overtake(worker: Any, slow: dict[str, Any], quick: dict[str, Any]) -> dict[s
     raise RuntimeError(f"no end: {order}")
 
 
+def reset_when_loaded(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Reset the KV cache when a request waits with what was loaded for it, and no job is on its way.
+
+    Returns:
+        ``reset``: the answer, and the request's ``result``.
+    """
+    results: dict[str, Any] = {request["id"]: {"outputs": []}}
+    tiers, waiting = _tiers(worker), worker.scheduler.kv_holding_waiting
+    worker.add(request)
+    end = time.monotonic() + 60
+    while tiers.busy or not len(waiting):
+        assert time.monotonic() < end, "nothing is loaded"
+        worker.collect(results)
+    reset = bool(worker.engine.reset_prefix_cache(reset_running_requests=True))
+    while worker.engine.has_unfinished_requests():
+        worker.collect(results)
+    return {"reset": reset, "result": results[request["id"]]}
+
+
 def step_counts(worker: Any) -> tuple[int, int]:
     """Steps that vLLM's fence counts as planned and as ended."""
     settle(worker)

@@ -77,3 +77,19 @@ def test_tenants_do_not_cross_in_any_tier(tiers_engine: Engine) -> None:
         tiers_engine.one(case.request(salt=fresh))
         counts = moved(tiers_engine, before)
         assert not counts.get("reused_tokens/cpu") and not counts.get("reused_tokens/file")
+
+
+def test_a_reset_finds_a_request_with_a_loaded_prefix(
+    stock_engine: Engine, tiers_engine: Engine
+) -> None:
+    """Its blocks are in no job any more and cannot be taken from it: the reset is refused, and raises nothing."""
+    rng = random.Random(9300)
+    request = {"tokens": tokens(rng, 8 * BLOCK + 5)}
+    expected = stock_engine.one(request)
+    tiers_engine.one(request)
+    forget(tiers_engine)
+    answer = probe(tiers_engine, "reset_when_loaded", request={**request, "id": "loaded"})
+    assert answer["reset"] is False
+    assert_same(expected, answer["result"], "after the reset")
+    forget(tiers_engine)
+    assert_nothing_left(tiers_engine)

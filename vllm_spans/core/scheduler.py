@@ -174,8 +174,10 @@ class SpanSchedulerMixin(Scheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        if self._connector_busy:
-            # A block under a job cannot be taken from it; vLLM would raise.
+        if self._connector_busy or any(
+            request.request_id not in self._preparing for request in self.kv_holding_waiting
+        ):
+            # A block cannot be taken from a job, nor from a request that waits with what was loaded; vLLM would raise.
             return False
         if reset_running_requests:
             for request in reversed(list(self._preparing.values())):
