@@ -9,6 +9,8 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -288,3 +290,33 @@ def test_status_says_that_the_rights_are_missing(fleet: FleetNamespace) -> None:
     assert done.returncode == 1
     assert "forbidden" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_inside_a_pod_its_credentials_and_namespace_are_taken(
+    fleet: FleetNamespace, tmp_path: Path
+) -> None:
+    """Those that a kubelet mounts into every pod, where nothing else is given."""
+    fleet.grant()
+    pod = fleet.add()
+    given = json.loads(fleet.credentials.read_text(encoding="utf-8"))
+    server = given["clusters"][0]["cluster"]
+    (tmp_path / "token").write_text(given["users"][0]["user"]["token"], encoding="utf-8")
+    (tmp_path / "namespace").write_text(fleet.name, encoding="utf-8")
+    (tmp_path / "ca.crt").write_bytes(Path(server["certificate-authority"]).read_bytes())
+    # A file system of the process's own, in which the path of a pod's credentials can be made.
+    script = (
+        "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
+        'ln -s "$0" /run/secrets/kubernetes.io/serviceaccount && exec "$@"'
+    )
+    address = urlsplit(server["server"])
+    with ExporterProcess(
+        *FLAGS,
+        within=["unshare", "--mount", "sh", "-c", script, str(tmp_path)],
+        environ={
+            "KUBERNETES_SERVICE_HOST": str(address.hostname),
+            "KUBERNETES_SERVICE_PORT": str(address.port),
+        },
+    ) as process:
+        process.wait_ready()
+        wait_until(lambda: pod.server.asked, "the pod is asked")
+        assert process.end() == 0

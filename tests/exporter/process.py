@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,16 +24,20 @@ class ExporterProcess:
 
     Args:
         *flags: Its flags.
+        within: Command that the exporter's own is given to.
+        environ: Further environment variables.
     """
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(
+        self, *flags: str, within: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-m", "vllm_spans.cli", "exporter", *flags]
+        command = [*within, sys.executable, "-m", "vllm_spans.cli", "exporter", *flags]
         command += ["--listen", self.url.removeprefix("http://")]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
