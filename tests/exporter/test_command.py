@@ -178,6 +178,8 @@ def test_an_address_in_use_and_wrong_arguments_are_told_in_one_line(servers: Eng
         (("--target", "gpu-1:8000"), "write http://HOST:PORT"),
         (("--targets-file", "/nowhere"), "cannot be read"),
         ((*target, "--namespace", "x"), "either servers"),
+        ((*target, "--selector", "a=b"), "either servers"),
+        ((*target, "--port", "9"), "either servers"),
         (("--namespace", "x", "--all-namespaces"), "either --namespace"),
         (("--kubeconfig", "/nowhere"), "--kubeconfig FILE"),
         ((*target, "--timeout", "20"), "less than --interval"),
@@ -207,6 +209,7 @@ def test_status_says_why_there_is_none(servers: EnginePods) -> None:
         (("--url", nobody), "no answer from an exporter"),
         (("--url", engine.url), "--target"),
         (("--url", engine.url, "--target", engine.url), "either --url"),
+        (("--url", engine.url, "--selector", "a=b"), "either --url"),
     ):
         done = run("status", *arguments)
         assert done.returncode == 1

@@ -82,6 +82,22 @@ def has_static_targets(args: argparse.Namespace) -> bool:
     return bool(args.target or args.targets_file)
 
 
+def has_cluster_arguments(args: argparse.Namespace) -> bool:
+    """Whether an argument says something of pods in a cluster."""
+    rule = PortRule()
+    unsaid = {
+        "namespace": [],
+        "all_namespaces": False,
+        "selector": DEFAULT_SELECTOR,
+        "kubeconfig": None,
+        "context": None,
+        "port_annotation": rule.annotation,
+        "port_name": rule.port_name,
+        "port": rule.port,
+    }
+    return any(getattr(args, name) != value for name, value in unsaid.items())
+
+
 def make_source(
     args: argparse.Namespace, on_event: Callable[[str], None], on_failure: Callable[[str], None]
 ) -> Source:
@@ -96,8 +112,11 @@ def make_source(
         TargetError: They contradict each other, or cannot be used; the text says what to change.
     """
     if has_static_targets(args):
-        if args.namespace or args.all_namespaces:
-            raise TargetError("give either servers (--target, --targets-file) or namespaces")
+        if has_cluster_arguments(args):
+            raise TargetError(
+                "give either servers (--target, --targets-file) or what chooses pods of a cluster (--namespace, "
+                "--selector, --port and the like)"
+            )
         return StaticSource(args.target, args.targets_file)
     if args.namespace and args.all_namespaces:
         raise TargetError("give either --namespace or --all-namespaces")

@@ -17,6 +17,7 @@ from vllm_spans.exporter.fleet import FleetView, Limits
 from vllm_spans.exporter.service import Exporter, Settings
 from vllm_spans.exporter.sources_cli import (
     add_source_arguments,
+    has_cluster_arguments,
     has_static_targets,
     make_source,
     seconds,
@@ -33,9 +34,9 @@ _DESCRIPTION = """\
 Show the fleet in the terminal: per model its pods by state, how much is reused and recomputed,
 tokens by tier, failures, and the spans asked for most.
 
-Without arguments an exporter on this machine is asked. With --target, --targets-file, --namespace,
---all-namespaces, --kubeconfig or --context the pods are asked themselves; ratios and counters are
-then of all that they did since they started.
+Without arguments an exporter on this machine is asked. With any argument that names servers or
+chooses pods of a cluster these are asked themselves; ratios and counters are then of all that they
+did since they started.
 """
 
 _EPILOG = """\
@@ -86,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("vllm_spans").addHandler(
         logging.NullHandler()
     )  # it prints what it has to say
-    pods = args.namespace or args.all_namespaces or args.kubeconfig or args.context
-    direct = has_static_targets(args) or pods
+    direct = has_static_targets(args) or has_cluster_arguments(args)
     try:
         if direct and args.url:
             raise StatusError("give either --url or pods to ask")
