@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from vllm_spans.offload.cost import CPU, FILE, StepTimes
+from vllm_spans.offload.cost import CPU, FILE, TIERS, StepTimes
 from vllm_spans.offload.file_tier import SpansFileTier
 from vllm_spans.offload.lookups import Lookups, offload_key
 from vllm_spans.offload.metadata import (
@@ -151,7 +151,7 @@ class Tiers:
     @property
     def names(self) -> Sequence[str]:
         """The tiers, the nearest first."""
-        return ("cpu",) if self.file_tier is None else ("cpu", "file")
+        return (CPU,) if self.file_tier is None else TIERS
 
     def look(self, keys: Sequence[Key]) -> Future[dict[Key, str]]:
         """Which tier holds keys, without asking for them: nothing is pinned, read or counted as used.
@@ -162,7 +162,7 @@ class Tiers:
         answer: Future[dict[Key, str]] = Future()
         context = ReqContext("vllm-spans-look")
         in_memory = self._manager.primary_tier.lookup
-        held = {k: "cpu" for k in keys if in_memory(offload_key(k), context) is LookupResult.HIT}
+        held = {k: CPU for k in keys if in_memory(offload_key(k), context) is LookupResult.HIT}
         files = self.file_tier
         if files is None:
             answer.set_result(held)
@@ -170,7 +170,7 @@ class Tiers:
         missing = {offload_key(key): key for key in keys if key not in held}
 
         def add_files(found: Future[list[OffloadKey]]) -> None:
-            answer.set_result(held | {missing[name]: "file" for name in found.result()})
+            answer.set_result(held | {missing[name]: FILE for name in found.result()})
 
         files.look(list(missing), self.lookups.load_timeout).add_done_callback(add_files)
         return answer
@@ -227,7 +227,7 @@ class Tiers:
         assert self._tables is not None
         self._manager.complete_store(store.keys, store.context, success)
         if success and self._stats is not None:
-            self._stats.count_stored("cpu", len(store.keys))
+            self._stats.count_stored(CPU, len(store.keys))
         self._tables.release(store.blocks)
 
     def _end_load(self, job_id: int, load: _Load, success: bool) -> None:
@@ -335,7 +335,7 @@ class Tiers:
         if files is None:
             return
         if stored := files.stored.take():
-            self._stats.count_stored("file", stored)
+            self._stats.count_stored(FILE, stored)
         for reason, blocks in files.load_failures.take().items():
             self._stats.count_load_failures(reason, blocks)
         for reason, blocks in files.store_failures.take().items():
