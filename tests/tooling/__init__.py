@@ -5,5 +5,6 @@
 """
 
 from tests.tooling.binaries import ToolError, cache_dir, helm, kubectl
+from tests.tooling.environments import environment
 
-__all__ = ["ToolError", "cache_dir", "helm", "kubectl"]
+__all__ = ["ToolError", "cache_dir", "environment", "helm", "kubectl"]
