@@ -22,10 +22,10 @@ SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 @cache
 def _folder(version: str) -> str:
     """The folder of a minor version; the package's own choice of an older one would hide a missing one."""
-    full = [each for each in all_versions() if each.rpartition(".")[0] == version]
+    full = {each for each in all_versions() if each.rpartition(".")[0] == version}
     if len(full) != 1:
         raise SystemExit(f"no schemas of Kubernetes {version}: {all_versions()}")
-    return f"v{full[0]}-local-strict"
+    return f"v{full.pop()}-local-strict"
 
 
 @cache
