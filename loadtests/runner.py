@@ -130,7 +130,7 @@ def run(
         model,
         marked,
         workers,
-        str(folder),
+        str(folder.resolve()),
         limits,
     )
     plan = job.plan()

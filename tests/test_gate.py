@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from vllm_spans.config import SpansConfig, SpansConfigError
 from vllm_spans.gate import _cache_reasons, _platform_reasons
+from vllm_spans.offload.admission import HOST_SPEC, OFFLOADING_CONNECTOR, connector_reasons
 from vllm_spans.patches.engine import cuda_backend, install_into
 
 FLASH, TRITON = AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN
@@ -119,3 +121,30 @@ def test_a_scratch_cache_that_is_too_small_is_refused_before_weights_are_loaded(
     engine.kv_transfer_config, engine.additional_config = None, {}
     with pytest.raises(SpansConfigError, match="SCRATCH_TOKENS=4095 "):
         install_into(engine, SpansConfig(scratch_tokens=4095))
+
+
+def with_connector(name: str, module: str | None, **extra: Any) -> Any:
+    """The parts of vLLM's configuration that are read for a KV connector."""
+    return types.SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector=name,
+            kv_connector_module_path=module,
+            kv_role="kv_both",
+            kv_connector_extra_config=extra,
+        ),
+        parallel_config=types.SimpleNamespace(data_parallel_size=1, world_size=1),
+    )
+
+
+def test_the_tiers_are_admitted_on_a_gpu(capability: Any) -> None:
+    assert connector_reasons(with_connector(*OFFLOADING_CONNECTOR, cpu_memory="1GiB")) == []
+
+
+def test_the_spec_of_the_cpu_build_is_refused_on_a_gpu(capability: Any) -> None:
+    """It copies with the processor, from a KV cache that is not in its memory."""
+    spec, module = HOST_SPEC
+    engine = with_connector(
+        "OffloadingConnector", None, spec_name=spec, spec_module_path=module, cpu_bytes_to_use=1
+    )
+    (reason,) = connector_reasons(engine)
+    assert "SpansOffloadingConnector" in reason

@@ -267,6 +267,16 @@ def test_a_generator_that_cannot_keep_up_fails_the_run(server: FakeProcess, tmp_
     assert any("late" in fault for fault in verdict.invalid)
 
 
+def test_a_folder_may_be_named_from_where_the_user_stands(
+    server: FakeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers run in the folder itself, from where a relative path leads nowhere."""
+    file = workload(tmp_path, {}, 'kind = "closed"\nusers = 1\nduration = 1\nsessions = 1')
+    monkeypatch.chdir(tmp_path)
+    result = run("fake", file.relative_to(tmp_path), None, server.url, folder=Path("out/run"))
+    assert [record.outcome for record in result.log.records] == [Outcome.OK]
+
+
 def test_what_cannot_be_run_is_refused(server: FakeProcess, tmp_path: Path) -> None:
     file = workload(tmp_path, {}, 'kind = "closed"\nusers = 1\nduration = 1\nsessions = 1')
     with pytest.raises(WorkloadError, match="--workers 1"):

@@ -64,8 +64,6 @@ def _parts(transfer: KVTransferConfig) -> list[KVTransferConfig]:
 
 
 def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]:
-    from vllm.platforms import current_platform
-
     reasons = []
     for part in parts:
         reasons += _reasons_of(config, part)
@@ -76,10 +74,6 @@ def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]
     names = " and ".join(str(part.kv_connector) for part in parts)
     if reasons:
         return reasons
-    if not current_platform.is_cpu():
-        reasons.append(
-            f"{names} on a GPU: its copies have not been verified there yet; drop --kv-transfer-config"
-        )
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1:
         reasons.append(f"{names} with data parallelism: not verified; set --data-parallel-size 1")
@@ -92,6 +86,8 @@ def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]
 
 
 def _reasons_of(config: VllmConfig, part: KVTransferConfig) -> list[str]:
+    from vllm.platforms import current_platform
+
     name, module = part.kv_connector, part.kv_connector_module_path
     if (name, module) == OFFLOADING_CONNECTOR:
         try:
@@ -100,6 +96,11 @@ def _reasons_of(config: VllmConfig, part: KVTransferConfig) -> list[str]:
             return [str(error)]
         return _file_tier_reasons(config) if settings.files is not None else []
     if (name, module) == ("OffloadingConnector", None):
+        if not current_platform.is_cpu():
+            return [
+                "KV connector OffloadingConnector: with spans it is verified on the CPU build alone; use kv_connector "
+                f"{OFFLOADING_CONNECTOR[0]} with kv_connector_module_path {OFFLOADING_CONNECTOR[1]}"
+            ]
         extra = part.kv_connector_extra_config
         if (extra.get("spec_name"), extra.get("spec_module_path")) == HOST_SPEC:
             return []
