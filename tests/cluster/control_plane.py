@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from demo.server import free_port
-from tests.cluster.prepare import PrepareError, program
+from tests.cluster.keys import Authority, write_credentials
+from tests.cluster.servers import ISSUER, api_server, etcd
 from tests.exporter.engines import wait_until
 
-ISSUER = "https://kubernetes.default.svc"
 MASTERS = "system:masters"
-Environment = dict[str, str]
 
 
 class ControlPlane:
@@ -40,7 +37,7 @@ class ControlPlane:
     def __enter__(self) -> ControlPlane:
         from kubernetes import client, config
 
-        self._make_keys()
+        self._keys = self._make_keys()
         try:
             self._start_etcd()
             self.start_server()
@@ -60,19 +57,10 @@ class ControlPlane:
 
     def start_server(self) -> None:
         """Start the API server, and wait until it is ready."""
-        folder, keys = self._folder, self._folder / "keys"
-        command = [str(program("kube-apiserver")), "--bind-address=127.0.0.1"]
-        command += [f"--secure-port={self._port}", "--advertise-address=127.0.0.1"]
+        command = api_server(self._keys, self._port, self._etcd_port)
+        command += ["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"]
         command += ["--endpoint-reconciler-type=none", "--allow-privileged=false"]
-        command += [f"--etcd-servers=http://127.0.0.1:{self._etcd_port}"]
-        command += [
-            f"--tls-cert-file={keys}/server.crt",
-            f"--tls-private-key-file={keys}/server.key",
-        ]
-        command += [f"--service-account-key-file={keys}/accounts.key"]
-        command += [f"--service-account-signing-key-file={keys}/accounts.key"]
-        command += [f"--service-account-issuer={ISSUER}", "--service-cluster-ip-range=10.96.0.0/24"]
-        command += [f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC"]
+        command += [f"--token-auth-file={self._folder}/tokens.csv", "--authorization-mode=RBAC"]
         # Its tokens for pods are made by a controller that does not run here.
         command += ["--disable-admission-plugins=ServiceAccount"]
         self._server = self._run("apiserver", command)
@@ -91,21 +79,8 @@ class ControlPlane:
             namespace: Namespace of its context.
         """
         path = self._folder / f"{name}.json"
-        server = {
-            "server": f"https://127.0.0.1:{self._port}",
-            "certificate-authority": str(self._folder / "keys" / "ca.crt"),
-        }
-        context = {"cluster": "c", "user": "u", "namespace": namespace}
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": {"token": token}}],
-            "contexts": [{"name": "x", "context": context}],
-            "current-context": "x",
-        }
-        path.write_text(json.dumps(content), encoding="utf-8")
-        return path
+        server = f"https://127.0.0.1:{self._port}"
+        return write_credentials(path, server, self._keys.certificate, {"token": token}, namespace)
 
     def service_account(self, name: str, namespace: str) -> Path:
         """Create a service account without any rights.
@@ -129,14 +104,7 @@ class ControlPlane:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def _start_etcd(self) -> None:
-        if shutil.which("etcd") is None:
-            raise PrepareError("there is no etcd: run `make test-cluster`")
-        client = f"http://127.0.0.1:{self._etcd_port}"
-        peer = f"http://127.0.0.1:{free_port()}"
-        command = ["etcd", f"--data-dir={self._folder}/etcd", "--unsafe-no-fsync"]
-        command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
-        command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
-        command += [f"--initial-cluster=default={peer}"]
+        command = etcd(self._folder / "etcd", self._etcd_port, free_port())
         self._etcd = self._run("etcd", command)
 
     def _run(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -148,7 +116,7 @@ class ControlPlane:
         assert self._server.poll() is None, f"the API server has ended\n{self.log()[-3000:]}"
         import httpx
 
-        context = httpx.create_ssl_context(verify=str(self._folder / "keys" / "ca.crt"))
+        context = httpx.create_ssl_context(verify=str(self._keys.certificate))
         headers = {"Authorization": f"Bearer {self._admin_token}"}
         url = f"https://127.0.0.1:{self._port}/readyz"
         try:
@@ -156,21 +124,11 @@ class ControlPlane:
         except httpx.TransportError:
             return False
 
-    def _make_keys(self) -> None:
-        keys = self._folder / "keys"
-        keys.mkdir()
+    def _make_keys(self) -> Authority:
         (self._folder / "tokens.csv").write_text(f'{self._admin_token},admin,admin,"{MASTERS}"\n')
-        (keys / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        for arguments in (
-            "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=tests -days 2",
-            "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=kube-apiserver",
-            "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
-            "-extfile names -out server.crt",
-            "genrsa -out accounts.key 2048",
-        ):
-            subprocess.run(
-                ["openssl", *arguments.split()], cwd=keys, check=True, capture_output=True
-            )
+        keys = Authority(self._folder / "keys")
+        keys.issue("server", "/CN=kube-apiserver", ["IP:127.0.0.1", "DNS:localhost"])
+        return keys
 
 
 def _stop(process: subprocess.Popen[bytes] | None) -> None:

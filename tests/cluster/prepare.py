@@ -81,18 +81,20 @@ def install(packages: dict[str, str]) -> None:
     """Install Debian packages.
 
     Args:
-        packages: Command -> package that brings it; a command that is there needs none.
+        packages: Command, or path of a file -> packages that bring it; what is there needs none.
 
     Raises:
         PrepareError: One is missing and cannot be installed.
     """
-    wanted = [package for command, package in packages.items() if shutil.which(command) is None]
+    missing = [names for command, names in packages.items() if shutil.which(command) is None]
+    wanted = " ".join(missing).split()
     if not wanted:
         return
     if os.geteuid():
         raise PrepareError(f"as root: apt-get install {' '.join(wanted)}")
     _say(f"installing {' '.join(wanted)}")
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # In run level 1 no package starts its service: the tests start what they need, as they need it.
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     _run("apt-get", "update", "-qq", environ=environ)
     _run(
         "apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted, environ=environ
