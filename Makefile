@@ -56,11 +56,11 @@ dashboards: setup ## write the Grafana dashboards' JSON anew
 dashboard-pictures: setup prometheus ## draw the dashboards in docs/ from real traffic
 	@"$(BIN)/python" -m tests.monitoring.pictures
 
-# The API server is built from Debian's source, once, into a cache folder outside the checkout.
+# Kubernetes is built from Debian's source, once, into a cache folder outside the checkout.
 kubernetes: setup
 	@"$(BIN)/python" -m tests.cluster.prepare
 
-test-cluster: setup kubernetes ## the exporter on a real Kubernetes API server; builds it the first time, minutes
+test-cluster: setup kubernetes ## images, chart and exporter on a real Kubernetes; builds it the first time, minutes
 	@"$(BIN)/python" -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 bench-exporter: setup ## processor time of the exporter over 500 engines

@@ -2,8 +2,8 @@
 
 etcd and the Go compiler are Debian packages. No package carries an API server, but Debian's source package of
 Kubernetes is the complete tree, so its programs are built from it, once, into a cache folder outside the checkout:
-``${XDG_CACHE_HOME:-~/.cache}/vllm_spans/kubernetes/VERSION/bin``. The API server alone takes four to seven minutes of
-processor time. Running it again does nothing.
+``${XDG_CACHE_HOME:-~/.cache}/vllm_spans/kubernetes/VERSION/bin``. All of them take seven minutes of processor time.
+Running it again does nothing.
 
 It needs root to install the packages, and nothing but the standard library.
 """
@@ -226,10 +226,10 @@ def _command(name: str) -> str:
 
 
 def main() -> int:
-    """Prepare the programs named on the command line, the API server unless others are."""
+    """Prepare the programs named on the command line, all unless some are."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
-    programs = parser.parse_args().programs or ["kube-apiserver"]
+    programs = parser.parse_args().programs or PROGRAMS
     unknown = set(programs) - set(PROGRAMS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")

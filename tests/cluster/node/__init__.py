@@ -6,7 +6,7 @@ but the logs. Nothing leaves the namespace, since it has no route out, and nothi
 """
 
 from tests.cluster.node.layout import NODE_NAME, PROMETHEUS, REGISTRY, Folder
-from tests.cluster.node.lifecycle import NodeError, down, status, up
+from tests.cluster.node.lifecycle import NodeError, down, leftovers, status, up
 from tests.cluster.node.network import inside, within
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "NodeError",
     "down",
     "inside",
+    "leftovers",
     "status",
     "up",
     "within",

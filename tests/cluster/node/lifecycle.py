@@ -67,7 +67,7 @@ def up(folder: Folder | None = None) -> Folder:
     folder = folder or Folder()
     if os.geteuid():
         raise NodeError("a node needs root: it makes a network namespace and runs containers")
-    if not _faults(folder):
+    if _is_whole(folder):
         return folder
     down(folder)
     try:
@@ -133,11 +133,20 @@ def down(folder: Folder | None = None) -> None:
             path.unlink()
 
 
-def _faults(folder: Folder) -> list[str]:
+def leftovers(folder: Folder | None = None) -> list[str]:
+    """What is there of a node that should be down, but for its logs."""
+    folder = folder or Folder()
+    found = [f"process {pid}" for pid in with_argument(str(folder.socket))]
+    found += [f"mount {point}" for point in _mounts(folder.root)]
+    found += [str(group) for group in _control_groups()]
+    found += [str(path) for path in folder.root.glob("*") if path != folder.logs]
+    return found + ([str(network.namespace())] if network.namespace().exists() else [])
+
+
+def _is_whole(folder: Folder) -> bool:
     states = status(folder)
-    good = ("runs as", "Ready")
-    expected = bool(states) and network.namespace().exists()
-    return [] if expected and all(s.startswith(good) for s in states.values()) else ["incomplete"]
+    good = all(state.startswith(("runs as", "Ready")) for state in states.values())
+    return bool(states) and good and network.namespace().exists()
 
 
 def _start(folder: Folder) -> None:
