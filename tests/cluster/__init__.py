@@ -1,1 +1,1 @@
-"""Tests against a real Kubernetes API server, and what sets it up: see ``prepare`` and ``control_plane``."""
+"""Tests on a real Kubernetes: the API server alone (``control_plane``), and a whole node (``node``)."""

@@ -403,10 +403,7 @@ def test_scaling_to_three_and_back_drains_the_one_that_goes(
     for thread in threads:
         thread.start()
     for pod in pods:
-        wait_until(
-            lambda pod=pod: running(pod_url(pod)) == 1,
-            "a long answer is on its way in every engine",
-        )
+        wait_until(partial(is_busy, pod_url(pod)), "a long answer is on its way in every engine")
     with Load(release.url(), library) as load:
         begin = time.monotonic()
         release.upgrade(
