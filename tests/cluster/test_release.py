@@ -6,6 +6,7 @@ The tests are one story and run in this order; each leaves two ready engines to 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 import time
@@ -39,6 +40,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NAME = "vllm-spans"
 NAMESPACE = "llm"
+VOLUME = "shared-kv"
 VALUES = Path(__file__).with_name("e2e-values.yaml")
 PRESET_FILES = [CHART / "ci" / f"{name}-values.yaml" for name in ("cpu-demo", "kubernetes-1.20")]
 FLEET = "vllm_spans_fleet_{}_total"
@@ -58,6 +60,9 @@ def reused(url: str, tier: str) -> float:
 @pytest.fixture(scope="module")
 def untouched(cluster: Cluster) -> set[str]:
     """What is in the namespace before anything is installed."""
+    # A run that was broken off may have left it, on a node that was up before.
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+    cluster.kubectl("delete", "persistentvolume", VOLUME, "--ignore-not-found")
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     account = ("get", "serviceaccount", "default", "--namespace", NAMESPACE)
 
@@ -86,15 +91,16 @@ def contents(cluster: Cluster) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def shared_volume(cluster: Cluster, node: Folder) -> Iterator[Path]:
+def shared_volume(cluster: Cluster, node: Folder, untouched: set[str]) -> Iterator[Path]:
     """A volume that several pods may write: a folder of this machine."""
-    path = node.data("shared-kv")
-    path.mkdir(exist_ok=True)
+    path = node.data(VOLUME)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
     path.chmod(0o777)  # a pod's group owns volumes, but not those of the host's own file system
     volume: Object = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": "shared-kv"},
+        "metadata": {"name": VOLUME},
         "spec": {
             "capacity": {"storage": "10Gi"},
             "accessModes": ["ReadWriteMany"],
@@ -105,25 +111,27 @@ def shared_volume(cluster: Cluster, node: Folder) -> Iterator[Path]:
     }
     cluster.apply(volume)
     yield path
-    cluster.kubectl("delete", "persistentvolume", "shared-kv", "--wait=false")
+    cluster.kubectl("delete", "persistentvolume", VOLUME, "--wait=false")
 
 
 @pytest.fixture(scope="module")
 def release(
-    cluster: Cluster, chart: list[str], inside: None, shared_volume: Path, untouched: set[str]
+    cluster: Cluster, chart: list[str], inside: None, shared_volume: Path
 ) -> Iterator[Release]:
     """The release, brought up by one ``helm install --wait``."""
     installed = Release(cluster, NAME, NAMESPACE)
     begin = time.monotonic()
     try:
-        installed.install(*chart, *values(*PRESET_FILES, VALUES))
-    except CommandError as error:
-        raise AssertionError(f"{error}\n{installed.diagnosis()}") from error
-    print(f"[cluster] helm install --wait: {time.monotonic() - begin:.0f} s", flush=True)
-    yield installed
-    if cluster.helm("list", "--short", "--namespace", NAMESPACE).strip():
-        print(installed.diagnosis(), flush=True)
-        installed.helm("uninstall", NAME, "--wait", "--timeout", "60s")
+        try:
+            installed.install(*chart, *values(*PRESET_FILES, VALUES))
+        except CommandError as error:
+            raise AssertionError(f"{error}\n{installed.diagnosis()}") from error
+        print(f"[cluster] helm install --wait: {time.monotonic() - begin:.0f} s", flush=True)
+        yield installed
+    finally:
+        if cluster.helm("list", "--short", "--namespace", NAMESPACE).strip():
+            print(installed.diagnosis(), flush=True)
+            installed.helm("uninstall", NAME, "--wait", "--timeout", "60s")
 
 
 @pytest.fixture(scope="module")
