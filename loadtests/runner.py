@@ -103,6 +103,7 @@ def run(
     marked: bool = True,
     workers: int = 1,
     limits: Limits = Limits(),  # noqa: B008 - frozen
+    counted: bool = True,
 ) -> Result:
     """Run a workload against a server.
 
@@ -116,6 +117,7 @@ def run(
         marked: Whether spans are marked.
         workers: Processes.
         limits: How long answers may take.
+        counted: Whether the server's counters are read and reconciled.
 
     Raises:
         RunError: The server or a worker could not be used from the start.
@@ -145,7 +147,7 @@ def run(
     job.save()
 
     base = Target(url).base
-    before = counters.read(base)
+    before = counters.read(base) if counted else {}
     samples = folder / "counters.jsonl"
     writer = records.Writer(samples)
     processes = [_start_worker(job, index) for index in range(workers)]
@@ -156,19 +158,21 @@ def run(
             start = time.monotonic() + _LEAD
             _replace(job.start_path, json.dumps({"start": start}))
             sampler = counters.Sampler(base, _SAMPLE_SECONDS, writer.write, start)
-            sampler.start()
+            if counted:
+                sampler.start()
             while any(process.poll() is None for process in processes):
                 if interrupted.wait(0.1):
                     break
             end = time.monotonic()
             _stop(processes)
-            sampler.stop()
+            if counted:
+                sampler.stop()
     finally:
         _stop(processes)
         writer.close()
     log = records.read(job.records_path(index) for index in range(workers))
     _add_unsent(log, plan)
-    after = counters.read_idle(base)
+    after = counters.read_idle(base) if counted else {}
     lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
     result = Result(name, job, plan, log, end - start, interrupted.is_set(), before, after, lines)
     save_end(result)

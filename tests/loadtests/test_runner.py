@@ -177,6 +177,24 @@ def test_counters_are_reconciled(server: FakeProcess, tmp_path: Path) -> None:
     assert judge(other, Slo(), Bounds(1e9, 1e9, 1e9)).status is Status.MISSED
 
 
+def test_no_counters_are_read_where_several_servers_answer(
+    server: FakeProcess, tmp_path: Path
+) -> None:
+    """Behind a load balancer the page is any one server's, and a load that went well would fail the comparison."""
+    file = workload(tmp_path, {"tokens": 3}, 'kind = "constant"\nrate = 5\nduration = 2')
+    command = [sys.executable, "-m", "loadtests", "run", str(file), "--url", server.url]
+    command += ["--max-delay", "9", "--max-lag", "9", "--max-cpu", "9"]
+    for name, more, read in (("one", [], True), ("several", ["--no-counters"], False)):
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / name), *more], capture_output=True, text=True
+        )
+        assert not done.returncode, done.stdout + done.stderr
+        assert ("no counters were read" in done.stdout) is not read
+        result = load_result(tmp_path / name / "server")
+        assert [bool(result.before), bool(result.after), bool(result.samples)] == [read] * 3
+        assert bool(judge(result, Slo(), Bounds(9, 9, 9)).checks) is read
+
+
 def test_a_killed_worker_leaves_a_report_that_says_so(server: FakeProcess, tmp_path: Path) -> None:
     file = workload(tmp_path, {"first_delay": 0.5}, 'kind = "constant"\nrate = 8\nduration = 5')
     folder, results = tmp_path / "run", list[Result]()
