@@ -35,7 +35,7 @@ def test_a_preset_is_valid_on_every_version(preset: Path) -> None:
     found = {}
     for version in VERSIONS:
         rendered = render(preset=preset, kube_version=version)
-        found.update({each: None for each in problems(rendered.objects, [version])})
+        found.update(dict.fromkeys(problems(rendered.objects, [version])))
     assert not found, "\n".join(map(str, found))
 
 
@@ -56,7 +56,9 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
             assert each["metadata"]["namespace"] == NAMESPACE, where
         labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "vllm-spans", where
-        assert {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by"} <= labels.keys(), where
+        assert {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by"} <= labels.keys(), (
+            where
+        )
         assert "helm.sh/chart" in labels, where
         assert component_of(each) in {"engine", "exporter", "loadtest", "test", "monitoring"}, where
 
@@ -99,7 +101,11 @@ CONTAINER = ["spec", "template", "spec", "containers", 0]
         (changed(["apiVersion"], "apps/v1beta1"), "apps/v1beta1 Deployment is unknown"),
         (changed(["kind"], "Deploy"), "apps/v1 Deploy is unknown"),
         (
-            {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": "x"}},
+            {
+                "apiVersion": "policy/v1beta1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": "x"},
+            },
             "policy/v1beta1 PodDisruptionBudget is unknown",
         ),
         (

@@ -59,9 +59,7 @@ def test_every_selector_chooses_one_parts_pods(preset: Path) -> None:
     """A Service that chose the exporter's pod too would send it every other request."""
     rendered = render(preset=preset)
     pods = [
-        (component_of(thing), labels)
-        for thing in rendered.objects
-        for labels in pod_labels(thing)
+        (component_of(thing), labels) for thing in rendered.objects for labels in pod_labels(thing)
     ]
     assert pods
     for thing in rendered.objects:
