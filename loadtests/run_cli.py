@@ -58,6 +58,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="read no counters: several servers answer at the address, and /metrics would be any one's",
     )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds in which the server may begin to answer (default: it has to answer at once)",
+    )
     limits = Limits()
     for name, default, text in (
         ("first-token", limits.first_token, "the first visible token"),
@@ -132,6 +139,7 @@ def _run_all(servers: list[_Server], options: argparse.Namespace) -> int:
                 workers=options.workers,
                 limits=limits,
                 counted=options.counted,
+                patience=options.wait,
             )
         results.append(result)
         if result.interrupted:

@@ -75,8 +75,13 @@ class Result:
         return [n for n in range(self.job.workers) if n not in self.log.finished]
 
 
-def find_model(url: str, api_key: str | None) -> str:
+def find_model(url: str, api_key: str | None, patience: float = 0.0) -> str:
     """The first model that a server serves.
+
+    Args:
+        url: The server.
+        api_key: Its key, if it wants one.
+        patience: Seconds in which it may begin to answer.
 
     Raises:
         RunError: It does not answer.
@@ -85,11 +90,15 @@ def find_model(url: str, api_key: str | None) -> str:
     request = urllib.request.Request(f"{base}/v1/models")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{base}/v1/models does not name a model: {error}") from error
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return str(json.load(answer)["data"][0]["id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            if time.monotonic() >= deadline:
+                raise RunError(f"{base}/v1/models does not name a model: {error}") from error
+        time.sleep(1.0)
 
 
 def run(
@@ -104,6 +113,7 @@ def run(
     workers: int = 1,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     counted: bool = True,
+    patience: float = 0.0,
 ) -> Result:
     """Run a workload against a server.
 
@@ -118,13 +128,16 @@ def run(
         workers: Processes.
         limits: How long answers may take.
         counted: Whether the server's counters are read and reconciled.
+        patience: Seconds in which the server may begin to answer.
 
     Raises:
         RunError: The server or a worker could not be used from the start.
         WorkloadError: The workload is wrong.
     """
     api_key = os.environ.get(KEY_VARIABLE)
-    model = model or find_model(url, api_key)
+    if patience or not model:
+        first = find_model(url, api_key, patience)
+        model = model or first
     job = Job(
         str(workload.resolve()),
         None if data is None else str(data.resolve()),
