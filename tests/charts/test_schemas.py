@@ -60,7 +60,7 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
             where
         )
         assert "helm.sh/chart" in labels, where
-        assert component_of(each) in {"engine", "exporter", "loadtest", "test", "monitoring"}, where
+        assert component_of(each) in {"engine", "exporter", "loadtest", "test", "epp"}, where
 
 
 def _without_files(text: str) -> str:
