@@ -70,12 +70,14 @@ def _without_files(text: str) -> str:
 
 
 def _nulls(value: Any, path: str = "") -> list[str]:
+    """Paths of what is null."""
     if value is None:
         return [path]
-    children = value.items() if isinstance(value, dict) else enumerate(value)
-    if isinstance(value, (dict, list)):
-        return [found for name, each in children for found in _nulls(each, f"{path}.{name}")]
-    return []
+    if isinstance(value, dict):
+        children = list(value.items())
+    else:
+        children = list(enumerate(value)) if isinstance(value, list) else []
+    return [found for name, each in children for found in _nulls(each, f"{path}.{name}")]
 
 
 def changed(path: list[Any], value: Any) -> dict[str, Any]:
