@@ -22,7 +22,7 @@ def test_it_leads_to_the_pickers_ports(helm: int) -> None:
 def test_the_gateway_speaks_grpc_to_it(helm: int) -> None:
     ports = render(pool(), helm=helm).one("Service", "epp")["spec"]["ports"]
     assert {port["name"]: port.get("appProtocol") for port in ports} == {
-        "grpc": "kubernetes.io/h2c",
+        "grpc": "http2",
         "metrics": None,
     }
 
