@@ -25,9 +25,18 @@ def chosen_pods(rendered: Render, selector: str) -> list[tuple[str, dict[str, st
 
 def pod_labels(thing: dict[str, Any]) -> list[dict[str, str]]:
     """Labels of the pods that an object makes or is."""
+    return [pod["metadata"]["labels"] for pod in _pods(thing)]
+
+
+def pod_specs(thing: dict[str, Any]) -> list[dict[str, Any]]:
+    """Specs of the pods that an object makes or is."""
+    return [pod["spec"] for pod in _pods(thing)]
+
+
+def _pods(thing: dict[str, Any]) -> list[dict[str, Any]]:
     if thing["kind"] == "Pod":
-        return [thing["metadata"]["labels"]]
+        return [thing]
     spec = thing.get("spec") or {}
     inner = spec.get("leaderWorkerTemplate", {})
     templates = [spec.get("template"), inner.get("leaderTemplate"), inner.get("workerTemplate")]
-    return [each["metadata"]["labels"] for each in templates if each and "metadata" in each]
+    return [each for each in templates if each and "metadata" in each]

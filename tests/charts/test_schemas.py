@@ -12,6 +12,7 @@ import yaml
 
 from tests.charts.golden import name_of
 from tests.charts.rendering import HELMS, NAMESPACE, PRESETS, component_of, render
+from tests.charts.selecting import pod_specs
 from tests.charts.validation import CUSTOM_KINDS, VERSIONS, problems
 
 NOT_NAMESPACED = {"ClusterRole", "ClusterRoleBinding"}
@@ -61,6 +62,14 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
         )
         assert "helm.sh/chart" in labels, where
         assert component_of(each) in {"engine", "exporter", "loadtest", "test", "epp"}, where
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=name_of)
+def test_no_pod_gets_variables_of_the_namespaces_services(preset: Path) -> None:
+    """A Service named `vllm` would set VLLM_PORT, which an engine takes for its own setting."""
+    for thing in render(preset=preset).objects:
+        for spec in pod_specs(thing):
+            assert spec["enableServiceLinks"] is False, thing["metadata"]["name"]
 
 
 def _without_files(text: str) -> str:

@@ -11,6 +11,7 @@ template:
   spec:
     restartPolicy: Never
     automountServiceAccountToken: false
+    enableServiceLinks: false
     {{- include "vllm-spans.pullSecrets" $ | nindent 4 }}
     securityContext:
       {{- include "vllm-spans.podSecurity" $ | nindent 6 }}
