@@ -91,8 +91,8 @@ def values_table(text: str) -> str:
     """Tables of all values, one for each key of the top level.
 
     Args:
-        text: ``values.yaml``. The comment directly above a key documents it. A mapping is documented key by key, or as a
-            whole if it has a comment and none of its keys does.
+        text: ``values.yaml``. The comment directly above a key documents it. A mapping is documented key by key, or
+            as a whole if it has a comment and none of its keys does.
 
     Raises:
         DocsError: A value is not documented.
@@ -119,7 +119,9 @@ def _rows(path: str, comment: str, node: yaml.Node, lines: list[str]) -> Iterato
             yield from _rows(f"{path}.{key.value}", below, value, lines)
         return
     if not comment:
-        raise DocsError(f"values.yaml, line {node.start_mark.line + 1}: {path} has no comment above it")
+        raise DocsError(
+            f"values.yaml, line {node.start_mark.line + 1}: {path} has no comment above it"
+        )
     yield Value(path, _cell(json.dumps(_plain(node), ensure_ascii=False)), _cell(comment))
 
 

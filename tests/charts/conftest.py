@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.charts.rendering import HELMS
+
 HERE = Path(__file__).parent
 
 
@@ -14,3 +16,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("charts")
+
+
+@pytest.fixture(params=HELMS, ids=lambda major: f"helm{major}")
+def helm(request: pytest.FixtureRequest) -> int:
+    """Each major version of Helm."""
+    return int(request.param)

@@ -43,7 +43,7 @@ def main() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     text = (
         "# Written by `python -m tests.charts.selectors` at a release. Change it by hand never: what stands here runs\n"
-        f"# somewhere, and the chart must go on choosing it.\n"
+        "# somewhere, and the chart must go on choosing it.\n"
         + yaml.safe_dump({"chart": chart["version"], "selectors": selectors()}, width=100)
     )
     RELEASED.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,21 @@ from tests.charts.rendering import PRESETS, render
 from tests.tooling import environment
 
 ACCEPTED = {
-    "CKV_K8S_43": "images are named by tag unless image.digest is set: a digest is known only after the build",
-    "CKV_K8S_15": "IfNotPresent with a tag that is not `latest`: pulling gigabytes at each start would delay recovery",
+    "CKV_K8S_43": (
+        "",
+        "images are named by tag unless image.digest is set: a digest is known only after the build",
+    ),
+    "CKV_K8S_15": (
+        "",
+        "IfNotPresent with a tag that is not `latest`: pulling gigabytes at each start would delay recovery",
+    ),
+    "CKV_K8S_38": ("-(exporter|epp)$", "these two find pods by asking the API server"),
+    "CKV_K8S_40": ("", "the images run under any user; OpenShift chooses it by itself"),
 }
-"""Checks that the presets fail on purpose -> why. One that nothing fails any more has to go."""
+"""Check that the presets fail on purpose -> pattern of the objects that may, and why.
+
+One that nothing fails any more has to go.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +63,13 @@ def described(check: dict[str, Any]) -> str:
     return f"{check['check_id']} {check['file_path']} {check['resource']}: {check['check_name']}"
 
 
+def accepted(check: dict[str, Any]) -> bool:
+    pattern, _ = ACCEPTED.get(check["check_id"], ("$^", ""))
+    return re.search(pattern, check["resource"]) is not None
+
+
 def test_the_presets_fail_only_what_is_accepted(results: list[dict[str, Any]]) -> None:
-    found = sorted({described(each) for each in results if each["check_id"] not in ACCEPTED})
+    found = sorted({described(each) for each in results if not accepted(each)})
     assert not found, "\n".join(found)
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from tests.charts.golden import name_of
 from tests.charts.rendering import HELMS, NAMESPACE, PRESETS, component_of, render
+from tests.charts.selecting import pod_specs
 from tests.charts.validation import CUSTOM_KINDS, VERSIONS, problems
 
 NOT_NAMESPACED = {"ClusterRole", "ClusterRoleBinding"}
@@ -35,7 +36,7 @@ def test_a_preset_is_valid_on_every_version(preset: Path) -> None:
     found = {}
     for version in VERSIONS:
         rendered = render(preset=preset, kube_version=version)
-        found.update({each: None for each in problems(rendered.objects, [version])})
+        found.update(dict.fromkeys(problems(rendered.objects, [version])))
     assert not found, "\n".join(map(str, found))
 
 
@@ -56,9 +57,19 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
             assert each["metadata"]["namespace"] == NAMESPACE, where
         labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "vllm-spans", where
-        assert {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by"} <= labels.keys(), where
+        assert {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by"} <= labels.keys(), (
+            where
+        )
         assert "helm.sh/chart" in labels, where
-        assert component_of(each) in {"engine", "exporter", "loadtest", "test", "monitoring"}, where
+        assert component_of(each) in {"engine", "exporter", "loadtest", "test", "epp"}, where
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=name_of)
+def test_no_pod_gets_variables_of_the_namespaces_services(preset: Path) -> None:
+    """A Service named `vllm` would set VLLM_PORT, which an engine takes for its own setting."""
+    for thing in render(preset=preset).objects:
+        for spec in pod_specs(thing):
+            assert spec["enableServiceLinks"] is False, thing["metadata"]["name"]
 
 
 def _without_files(text: str) -> str:
@@ -68,12 +79,14 @@ def _without_files(text: str) -> str:
 
 
 def _nulls(value: Any, path: str = "") -> list[str]:
+    """Paths of what is null."""
     if value is None:
         return [path]
-    children = value.items() if isinstance(value, dict) else enumerate(value)
-    if isinstance(value, (dict, list)):
-        return [found for name, each in children for found in _nulls(each, f"{path}.{name}")]
-    return []
+    if isinstance(value, dict):
+        children = list(value.items())
+    else:
+        children = list(enumerate(value)) if isinstance(value, list) else []
+    return [found for name, each in children for found in _nulls(each, f"{path}.{name}")]
 
 
 def changed(path: list[Any], value: Any) -> dict[str, Any]:
@@ -99,7 +112,11 @@ CONTAINER = ["spec", "template", "spec", "containers", 0]
         (changed(["apiVersion"], "apps/v1beta1"), "apps/v1beta1 Deployment is unknown"),
         (changed(["kind"], "Deploy"), "apps/v1 Deploy is unknown"),
         (
-            {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": "x"}},
+            {
+                "apiVersion": "policy/v1beta1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": "x"},
+            },
             "policy/v1beta1 PodDisruptionBudget is unknown",
         ),
         (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.charts.golden import name_of
 from tests.charts.rendering import PRESETS, component_of, render
+from tests.charts.selecting import pod_labels
 from tests.charts.selectors import RELEASED, selector_of, selectors
 
 IDENTITY = {
@@ -59,9 +59,7 @@ def test_every_selector_chooses_one_parts_pods(preset: Path) -> None:
     """A Service that chose the exporter's pod too would send it every other request."""
     rendered = render(preset=preset)
     pods = [
-        (component_of(thing), labels)
-        for thing in rendered.objects
-        for labels in pod_labels(thing)
+        (component_of(thing), labels) for thing in rendered.objects for labels in pod_labels(thing)
     ]
     assert pods
     for thing in rendered.objects:
@@ -92,13 +90,3 @@ def test_two_releases_in_a_namespace_share_no_pods() -> None:
         selector = selector_of(thing)
         if selector is not None:
             assert not any(selector.items() <= labels.items() for labels in pods)
-
-
-def pod_labels(thing: dict[str, Any]) -> list[dict[str, str]]:
-    """Labels of the pods that an object makes or is."""
-    if thing["kind"] == "Pod":
-        return [thing["metadata"]["labels"]]
-    spec = thing.get("spec") or {}
-    inner = spec.get("leaderWorkerTemplate", {})
-    templates = [spec.get("template"), inner.get("leaderTemplate"), inner.get("workerTemplate")]
-    return [each["metadata"]["labels"] for each in templates if each and "metadata" in each]

