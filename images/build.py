@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import versions, wheels
+from images import base, versions, wheels
 from images.tools import TOOLS, Tool
 from images.versions import ROOT, ImageError
 from vllm_spans import embedded
@@ -26,6 +26,7 @@ from vllm_spans.patches.stock import patch_set_hash
 
 IMAGES = ROOT / "images"
 PREFIX = "localhost"
+LOCAL, STAND_IN = "local", "stand-in"
 SBOM = "/usr/share/vllm-spans/sbom.cdx.json"
 IGNORED = shutil.ignore_patterns("__pycache__")
 
@@ -73,7 +74,7 @@ ALL = {
             "spans-loadtest",
             extras=("loadtest",),
             dependencies=False,
-            further=("httpx", "prometheus-client", "tokenizers"),
+            further=("httpx", "prometheus-client"),
             sources=("loadtests", "demo"),
         ),
     )
@@ -85,14 +86,16 @@ class Build:
 
     Args:
         tool: What builds.
-        base: Image that all but the CUDA image stand on; each file's own default when left out.
+        debian: Image that all but the CUDA image stand on; each file's own default when left out.
         engine_base: Image with vLLM that the CUDA image stands on; the file's own default when left out.
     """
 
-    def __init__(self, tool: Tool, base: str | None = None, engine_base: str | None = None) -> None:
+    def __init__(
+        self, tool: Tool, debian: str | None = None, engine_base: str | None = None
+    ) -> None:
         self._tool = tool
-        self._base = base
-        self._engine_base = engine_base
+        self._debian = debian
+        self.engine_base = engine_base
         self._own = [wheels.own()]
 
     def make(self, image: Image, tag: str, target: str | None = None) -> None:
@@ -106,9 +109,9 @@ class Build:
         begin = time.monotonic()
         print(f"[images] {tag}: building with {self._tool.name}", flush=True)
         context, arguments = self._context(image)
-        base = self._engine_base if image.name == "vllm-spans" else self._base
-        if base is not None:
-            arguments["BASE"] = base
+        stands_on = self.engine_base if image.name == "vllm-spans" else self._debian
+        if stands_on is not None:
+            arguments["BASE"] = stands_on
         file = IMAGES / image.name / "Containerfile"
         self._tool.build(context, file, tag, arguments, target)
         if target is None:
@@ -200,10 +203,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ALL)} (default: all)")
     parser.add_argument("--tool", choices=TOOLS, help="default: the first that is installed")
     parser.add_argument(
-        "--base", help="image of a Debian with Python 3.11, for example of `python -m images.base`"
+        "--base",
+        metavar="IMAGE",
+        help=f"a Debian with Python 3.11 (default: the official Python image; {LOCAL}: the one that "
+        "`python -m images.base` makes)",
     )
     parser.add_argument(
-        "--engine-base", metavar="IMAGE", help="vllm-spans: image that has vLLM for CUDA"
+        "--engine-base",
+        metavar="IMAGE",
+        help=f"for vllm-spans: an image with vLLM for CUDA (default: upstream's; {STAND_IN}: the CPU build, to "
+        "check the layer where upstream's cannot be had)",
     )
     parser.add_argument("--push", metavar="HOST", help="push to this registry too")
     parser.add_argument("--tag", default=versions.project(), help="default: the project's version")
@@ -219,11 +228,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     try:
         tool = Tool(options.tool)
-        build = Build(tool, options.base, options.engine_base)
+        local = base.ensure(tool) if options.base == LOCAL else options.base
+        build = Build(tool, local, options.engine_base)
         for name in names:
             tag = f"{PREFIX}/{name}:{options.tag}"
+            standing_in = name == "vllm-spans" and options.engine_base == STAND_IN
+            if standing_in:
+                tag += f"-{STAND_IN}"
+                build.engine_base = f"{PREFIX}/vllm-spans-{STAND_IN}:{options.tag}"
+                build.make(ALL["vllm-spans-cpu"], build.engine_base, STAND_IN)
             build.make(ALL[name], tag)
-            if options.push:
+            if options.push and not standing_in:
                 target = f"{options.push}/{name}:{options.tag}"
                 print(f"[images] pushing {target}", flush=True)
                 tool.push(tag, target)
