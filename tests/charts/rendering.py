@@ -20,6 +20,12 @@ PRESETS = sorted((CHART / "ci").glob("*-values.yaml"))
 HELMS = (3, 4)
 RELEASE = "demo"
 NAMESPACE = "llm"
+SMALLEST = "cpu-demo"
+"""Preset that is rendered where none is named: the chart's own values lack a model's name."""
+
+BASES = {"kubernetes-1.20": "cpu-demo"}
+"""Preset that lies over another one -> that one."""
+
 KUBE_VERSION = "1.37"
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,7 +77,7 @@ def component_of(thing: Mapping[str, Any]) -> str | None:
 def render(
     values: Mapping[str, Any] | None = None,
     *,
-    preset: Path | str | None = None,
+    preset: Path | str | None = SMALLEST,
     helm: int = 4,
     kube_version: str = KUBE_VERSION,
     api_versions: Sequence[str] = (),
@@ -82,7 +88,7 @@ def render(
 
     Args:
         values: Over the preset's and the chart's own.
-        preset: File of values, or its name without ``-values.yaml``.
+        preset: File of values, or its name without ``-values.yaml``; ``None`` for the chart's own values alone.
         helm: Major version.
         kube_version: That Helm takes the cluster for.
         api_versions: Further ones that the cluster has.
@@ -101,7 +107,7 @@ def render(
 
 
 def refusal(
-    values: Mapping[str, Any], *, preset: Path | str | None = None, helm: int = 4, **more: Any
+    values: Mapping[str, Any], *, preset: Path | str | None = SMALLEST, helm: int = 4, **more: Any
 ) -> str:
     """Helm's reason for refusing values.
 
@@ -143,8 +149,8 @@ def _template(
         command += ["--api-versions", version]
     if upgrade:
         command.append("--is-upgrade")
-    if preset:
-        command += ["--values", preset]
+    for path in values_files(preset):
+        command += ["--values", str(path)]
     # JSON is YAML, and numbers and texts keep their types as they would not with --set.
     command += ["--values", "-"]
     return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
@@ -162,3 +168,16 @@ def _preset(preset: Path | str | None) -> str:
     path = CHART / "ci" / f"{preset}-values.yaml" if isinstance(preset, str) else preset
     assert path.exists(), f"no preset {path.name}: {[p.name for p in PRESETS]}"
     return str(path)
+
+
+def values_files(preset: Path | str) -> list[Path]:
+    """Files of values that a preset consists of, in order.
+
+    Args:
+        preset: Its path; empty for none. Over which other one it lies is in ``BASES``.
+    """
+    if not preset:
+        return []
+    path = Path(preset)
+    base = BASES.get(path.name.removesuffix("-values.yaml"))
+    return [path] if base is None else [path.with_name(f"{base}-values.yaml"), path]

@@ -25,6 +25,9 @@ ACCEPTED = {
         "IfNotPresent with a tag that is not `latest`: pulling gigabytes at each start would delay recovery",
     ),
     "CKV_K8S_38": ("-(exporter|epp)$", "these two find pods by asking the API server"),
+    "CKV_K8S_8": ("-test$", "the pod of `helm test` asks three things and ends"),
+    "CKV_K8S_9": ("-test$", "the same"),
+    "CKV2_K8S_6": ("-test$", "the same; nothing is open in it"),
     "CKV_K8S_40": ("", "the images run under any user; OpenShift chooses it by itself"),
 }
 """Check that the presets fail on purpose -> pattern of the objects that may, and why.

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.charts.golden import name_of
-from tests.charts.rendering import CHART, HELMS, PRESETS, ROOT
+from tests.charts.rendering import CHART, HELMS, PRESETS, ROOT, values_files
 from tests.tooling import helm as helm_program
 
 
@@ -26,7 +26,8 @@ def run_helm(helm: int, *arguments: str) -> str:
 @pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("preset", PRESETS, ids=name_of)
 def test_a_preset_passes_the_strict_lint(preset: Path, helm: int) -> None:
-    said = run_helm(helm, "lint", "--strict", str(CHART), "--values", str(preset))
+    files = [f"--values={path}" for path in values_files(preset)]
+    said = run_helm(helm, "lint", "--strict", str(CHART), *files)
     assert "[WARNING]" not in said and "[ERROR]" not in said, said
 
 

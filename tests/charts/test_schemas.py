@@ -15,6 +15,7 @@ from tests.charts.rendering import HELMS, NAMESPACE, PRESETS, component_of, rend
 from tests.charts.selecting import pod_specs
 from tests.charts.validation import CUSTOM_KINDS, VERSIONS, problems
 
+COMPONENTS = {"engine", "worker", "exporter", "epp", "loadtest", "test"}
 NOT_NAMESPACED = {"ClusterRole", "ClusterRoleBinding"}
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -61,7 +62,7 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
             where
         )
         assert "helm.sh/chart" in labels, where
-        assert component_of(each) in {"engine", "exporter", "loadtest", "test", "epp"}, where
+        assert component_of(each) in COMPONENTS, where
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=name_of)
