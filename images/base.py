@@ -22,7 +22,7 @@ from pathlib import Path
 
 from images.tools import TOOLS, Tool
 from images.versions import ImageError
-from images.wheels import folder
+from images.wheels import folder, locked
 
 SUITE = "bookworm"
 NAME = f"localhost/vllm-spans-base:{SUITE}"
@@ -52,7 +52,7 @@ def ensure(tool: Tool) -> str:
     Raises:
         ImageError: It cannot be made.
     """
-    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    key = hashlib.sha256(repr((SUITE, PACKAGES, _LEFT_OUT)).encode()).hexdigest()[:16]
     if tool.exists(NAME) and tool.labels(NAME).get(KEY_LABEL) == key:
         return NAME
     archive = folder() / "base" / f"{SUITE}-{key}.tar"
@@ -150,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.tool is None:
             install_tools()
-        print(ensure(Tool(options.tool)))
+        with locked():
+            print(ensure(Tool(options.tool)))
     except ImageError as error:
         print(f"[images] error: {error}", file=sys.stderr)
         return 1

@@ -219,6 +219,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _build(tool: Tool, names: Sequence[str], options: argparse.Namespace) -> None:
+    local = base.ensure(tool) if options.base == LOCAL else options.base
+    build = Build(tool, local, options.engine_base)
+    for name in names:
+        tag = f"{PREFIX}/{name}:{options.tag}"
+        standing_in = name == "vllm-spans" and options.engine_base == STAND_IN
+        if standing_in:
+            tag += f"-{STAND_IN}"
+            build.engine_base = f"{PREFIX}/vllm-spans-{STAND_IN}:{options.tag}"
+            build.make(ALL["vllm-spans-cpu"], build.engine_base, STAND_IN)
+        build.make(ALL[name], tag)
+        if options.push and not standing_in:
+            target = f"{options.push}/{name}:{options.tag}"
+            print(f"[images] pushing {target}", flush=True)
+            tool.push(tag, target)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and push; returns the exit status."""
     parser = _parser()
@@ -228,20 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     try:
         tool = Tool(options.tool)
-        local = base.ensure(tool) if options.base == LOCAL else options.base
-        build = Build(tool, local, options.engine_base)
-        for name in names:
-            tag = f"{PREFIX}/{name}:{options.tag}"
-            standing_in = name == "vllm-spans" and options.engine_base == STAND_IN
-            if standing_in:
-                tag += f"-{STAND_IN}"
-                build.engine_base = f"{PREFIX}/vllm-spans-{STAND_IN}:{options.tag}"
-                build.make(ALL["vllm-spans-cpu"], build.engine_base, STAND_IN)
-            build.make(ALL[name], tag)
-            if options.push and not standing_in:
-                target = f"{options.push}/{name}:{options.tag}"
-                print(f"[images] pushing {target}", flush=True)
-                tool.push(tag, target)
+        with wheels.locked():
+            _build(tool, names, options)
     except ImageError as error:
         print(f"[images] error: {error}", file=sys.stderr)
         return 1

@@ -6,12 +6,14 @@ no image learns where they came from.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -27,6 +29,19 @@ EPOCH = "1700000000"
 def folder() -> Path:
     """Where images keep what they are made of."""
     return cache_dir() / "images"
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keep others out of that folder, of this checkout and of others on this machine."""
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("[images] waiting for another build on this machine", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fetch(pins: Iterable[str]) -> dict[str, Path]:
