@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from images.versions import ROOT, ImageError
+from images.versions import ROOT, ImageError, say
 from requirements.setup_env import TORCH_CPU_INDEX
 from vllm_spans.embedded import cache_dir
 
@@ -39,7 +39,7 @@ def locked() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("[images] waiting for another build on this machine", flush=True)
+            say("waiting for another build on this machine")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -62,7 +62,7 @@ def fetch(pins: Iterable[str]) -> dict[str, Path]:
     missing = [pin for pin in pins if pin not in _present(store, pins)]
     torch = [pin for pin in missing if pin.startswith("torch==")]
     if missing:
-        print(f"[images] {len(missing)} of {len(pins)} wheels to download", flush=True)
+        say(f"{len(missing)} of {len(pins)} wheels to download")
     if torch:
         # As in setup_env.py: the CPU build of torch is not on PyPI.
         errors = _pip_wheel(store, torch)
