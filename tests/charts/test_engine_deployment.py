@@ -84,7 +84,8 @@ def test_model_flags_and_environment_are_those_of_the_values(helm: int) -> None:
         },
     }
     found = container(render(values, helm=helm))
-    assert found["command"] == ["vllm-spans", "serve"] and found["args"][0] == "a/b"
+    assert found["command"] == ["tini", "--", "vllm-spans", "serve"]
+    assert found["args"][0] == "a/b"
     seen = flags(found["args"])
     assert (seen["served-model-name"], seen["revision"]) == ("b", "main")
     assert (seen["max-model-len"], seen["shutdown-timeout"]) == ("1000000", "30")
@@ -245,6 +246,10 @@ def gpus(**engine: Any) -> dict[str, Any]:
             "engine.resources.limits names nvidia.com/gpu, which engine.gpus sets",
         ),
         ({"engine": {"shm": {"size": "300Mi"}}}, "engine.shm.size is 300Mi and the CPU tier"),
+        (
+            {"engine": {"shm": {"size": "64Mi"}}, "offload": {"cpu": {"enabled": False}}},
+            "engine.shm.size is 64Mi and the CPU tier takes 0 MiB",
+        ),
         ({"offload": {"cpu": {"size": "1Gi"}}}, "Raise engine.shm.size, or lower offload.cpu.size"),
         (
             {"engine": {"resources": {"limits": {"memory": "1G"}}}},

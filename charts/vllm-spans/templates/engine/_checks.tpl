@@ -42,8 +42,8 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- end -}}
 {{- $tier := include "vllm-spans.tierBytes" . | int64 -}}
 {{- $shm := include "vllm-spans.bytes" $engine.shm.size | int64 -}}
-{{- if and $tier (lt $shm (add $tier 134217728 | int64)) -}}
-{{- fail (printf "engine.shm.size is %s and the CPU tier takes %d MiB of it (offload.cpu.size, or 256 MiB for files to pass through); workers need 128 MiB more. Raise engine.shm.size, or lower offload.cpu.size." (toString $engine.shm.size) (div $tier 1048576)) -}}
+{{- if lt $shm (add $tier 167772160 | int64) -}}
+{{- fail (printf "engine.shm.size is %s and the CPU tier takes %d MiB of it (offload.cpu.size, or 256 MiB for files to pass through); the engine itself needs 160 MiB. Raise engine.shm.size, or lower offload.cpu.size." (toString $engine.shm.size) (div $tier 1048576)) -}}
 {{- end -}}
 {{- $memory := dig "limits" "memory" "" $engine.resources -}}
 {{- if $memory -}}
