@@ -48,7 +48,7 @@ def test_docs_list_exactly_what_the_code_exports() -> None:
         exported[PREFIX + spec.name] = ("gauge", ", ".join(ENGINE_LABELS))
     exported[f"{PREFIX}{REJECTED.name}_total"] = ("counter", f"model_name, {REJECTED.label}")
     exported[NAME] = ("gauge", ", ".join(HOT_LABELS))
-    info = "model_name, version, vllm_version, gap_policy, gap_length, block_size"
+    info = "model_name, version, vllm_version, patch_set, gap_policy, gap_length, block_size"
     exported[PREFIX + BUILD_INFO.name] = ("gauge", info)
     assert documented() == exported
 

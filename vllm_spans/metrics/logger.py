@@ -30,6 +30,7 @@ class SpansStatLogger(StatLoggerBase):
         import vllm.version
 
         from vllm_spans.metrics import counters
+        from vllm_spans.patches.stock import patch_set_hash
 
         config = SpansConfig.from_vllm_config(vllm_config)
         model_name = str(vllm_config.model_config.served_model_name)
@@ -38,6 +39,7 @@ class SpansStatLogger(StatLoggerBase):
             model_name=model_name,
             version=vllm_spans.__version__,
             vllm_version=vllm.version.__version__,
+            patch_set=patch_set_hash(),
             gap_policy=config.gap_policy,
             gap_length=str(config.gap_length),
             block_size=str(vllm_config.cache_config.block_size),

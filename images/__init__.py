@@ -1,0 +1,1 @@
+"""The container images: ``python -m images.build`` makes them, ``python -m images.base`` a base without a registry."""
