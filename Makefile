@@ -10,7 +10,7 @@ LOADTEST_ARGS ?= --max-lag 0.2
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all test-charts chart-files test-cluster kubernetes test-monitoring prometheus dashboards dashboard-pictures lint format bench-cpu bench-exporter loadtest clean
+.PHONY: help setup setup-test demo serve test test-all test-charts chart-files test-cluster kubernetes test-monitoring prometheus images test-images dashboards dashboard-pictures lint format bench-cpu bench-exporter loadtest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,9 +31,9 @@ setup-test:
 # The kernels run in a process of their own: Triton's interpreter is chosen when it is imported.
 test: setup-test ## unit and engine tests
 	@"$(BIN)/python" -m pytest -m "not slow and not gpu" tests/kernels
-	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster and not charts" --ignore=tests/kernels $(PYTEST_ARGS)
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster and not charts and not images" --ignore=tests/kernels $(PYTEST_ARGS)
 
-test-all: setup-test prometheus kubernetes ## every test, the slow ones included
+test-all: setup-test prometheus kubernetes images ## every test, the slow ones included
 	@"$(BIN)/python" -m pytest tests/kernels
 	@"$(BIN)/python" -m pytest --ignore=tests/kernels $(PYTEST_ARGS)
 
@@ -63,6 +63,14 @@ dashboards: setup ## write the Grafana dashboards' JSON anew
 
 dashboard-pictures: setup prometheus ## draw the dashboards in docs/ from real traffic
 	@"$(BIN)/python" -m tests.monitoring.pictures
+
+# The base is made of Debian packages, and the CUDA image's layer is built on vLLM's CPU build: no registry is needed.
+images: setup ## build the container images with buildah
+	@"$(BIN)/python" -m images.base >/dev/null
+	@"$(BIN)/python" -m images.build --base local --engine-base stand-in
+
+test-images: images ## run the images as a strict cluster does: any user, nothing writable
+	@"$(BIN)/python" -m pytest -m images tests/images $(PYTEST_ARGS)
 
 # Kubernetes is built from Debian's source, once, into a cache folder outside the checkout.
 kubernetes: setup

@@ -130,7 +130,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     steps = "FIRST:LAST:STEPS:SECONDS"
     parser.add_argument("--stock", type=Ramp.parse, default=Ramp(0.5, 4.0, 8, 8.0), metavar=steps)
-    parser.add_argument("--spans", type=Ramp.parse, default=Ramp(10.0, 37.0, 10, 8.0), metavar=steps)
+    parser.add_argument(
+        "--spans", type=Ramp.parse, default=Ramp(10.0, 37.0, 10, 8.0), metavar=steps
+    )
     parser.add_argument("--ttft", type=float, default=2.0, metavar="S", help="the objective")
     parser.add_argument("--share", type=float, default=0.95, help="of requests that keep it")
     parser.add_argument("--workers", type=int, default=3, help="generator processes")

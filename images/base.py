@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from images.tools import TOOLS, Tool
-from images.versions import ImageError
-from images.wheels import folder
+from images.versions import ImageError, say
+from images.wheels import folder, locked
 
 SUITE = "bookworm"
 NAME = f"localhost/vllm-spans-base:{SUITE}"
@@ -52,16 +52,16 @@ def ensure(tool: Tool) -> str:
     Raises:
         ImageError: It cannot be made.
     """
-    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    key = hashlib.sha256(repr((SUITE, PACKAGES, _LEFT_OUT)).encode()).hexdigest()[:16]
     if tool.exists(NAME) and tool.labels(NAME).get(KEY_LABEL) == key:
         return NAME
     archive = folder() / "base" / f"{SUITE}-{key}.tar"
     if not archive.exists():
         begin = time.monotonic()
-        print(f"[images] {NAME}: installing Debian {SUITE}, about a minute, once", flush=True)
+        say(f"{NAME}: installing Debian {SUITE}, about a minute, once")
         archive.parent.mkdir(parents=True, exist_ok=True)
         _bootstrap(archive)
-        print(f"[images] {NAME}: done after {time.monotonic() - begin:.0f} s", flush=True)
+        say(f"{NAME}: done after {time.monotonic() - begin:.0f} s")
     tool.import_archive(archive, NAME, {KEY_LABEL: key})
     return NAME
 
@@ -80,7 +80,7 @@ def install_tools() -> None:
     packages = [*missing, *(["conmon"] if "podman" in missing else [])]
     if os.geteuid() or shutil.which("apt-get") is None:
         raise ImageError(f"on Debian, as root: apt-get install {' '.join(packages)}")
-    print(f"[images] installing {' '.join(packages)}", flush=True)
+    say(f"installing {' '.join(packages)}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     _run([*apt, "update"], environ)
@@ -150,9 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.tool is None:
             install_tools()
-        print(ensure(Tool(options.tool)))
+        with locked():
+            print(ensure(Tool(options.tool)))
     except ImageError as error:
-        print(f"[images] error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     return 0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from images import base, versions, wheels
 from images.tools import TOOLS, Tool
-from images.versions import ROOT, ImageError
+from images.versions import ROOT, ImageError, say
 from vllm_spans import embedded
 from vllm_spans.embedded.fetch import FetchError, fetch_gguf
 from vllm_spans.patches.stock import patch_set_hash
@@ -107,7 +107,7 @@ class Build:
             target: Stage to stop at.
         """
         begin = time.monotonic()
-        print(f"[images] {tag}: building with {self._tool.name}", flush=True)
+        say(f"{tag}: building with {self._tool.name}")
         context, arguments = self._context(image)
         stands_on = self.engine_base if image.name == "vllm-spans" else self._debian
         if stands_on is not None:
@@ -118,7 +118,7 @@ class Build:
             bill = wheels.folder() / "sbom" / f"{image.name}-{versions.project()}.cdx.json"
             bill.parent.mkdir(exist_ok=True)
             self._tool.copy_out(tag, SBOM, bill)
-        print(f"[images] {tag}: done after {time.monotonic() - begin:.0f} s", flush=True)
+        say(f"{tag}: done after {time.monotonic() - begin:.0f} s")
 
     def _context(self, image: Image) -> tuple[Path, dict[str, str]]:
         """Lay out the folder that the image is built from; its hashes go into the build arguments.
@@ -157,9 +157,7 @@ class Build:
         shutil.copytree(ROOT / "vllm_spans" / "embedded", package / "embedded", ignore=IGNORED)
         shutil.copy2(ROOT / "vllm_spans" / "__init__.py", package)
         try:
-            weights = fetch_gguf(
-                embedded.cache_dir() / "downloads", lambda line: print(f"[images] {line}")
-            )
+            weights = fetch_gguf(embedded.cache_dir() / "downloads", say)
         except FetchError as error:
             raise ImageError(str(error)) from error
         self._link([weights], folder / "downloads")
@@ -219,6 +217,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _build(tool: Tool, names: Sequence[str], options: argparse.Namespace) -> None:
+    local = base.ensure(tool) if options.base == LOCAL else options.base
+    build = Build(tool, local, options.engine_base)
+    for name in names:
+        tag = f"{PREFIX}/{name}:{options.tag}"
+        standing_in = name == "vllm-spans" and options.engine_base == STAND_IN
+        if standing_in:
+            tag += f"-{STAND_IN}"
+            build.engine_base = f"{PREFIX}/vllm-spans-{STAND_IN}:{options.tag}"
+            build.make(ALL["vllm-spans-cpu"], build.engine_base, STAND_IN)
+        build.make(ALL[name], tag)
+        if options.push and not standing_in:
+            target = f"{options.push}/{name}:{options.tag}"
+            say(f"pushing {target}")
+            tool.push(tag, target)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and push; returns the exit status."""
     parser = _parser()
@@ -228,22 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     try:
         tool = Tool(options.tool)
-        local = base.ensure(tool) if options.base == LOCAL else options.base
-        build = Build(tool, local, options.engine_base)
-        for name in names:
-            tag = f"{PREFIX}/{name}:{options.tag}"
-            standing_in = name == "vllm-spans" and options.engine_base == STAND_IN
-            if standing_in:
-                tag += f"-{STAND_IN}"
-                build.engine_base = f"{PREFIX}/vllm-spans-{STAND_IN}:{options.tag}"
-                build.make(ALL["vllm-spans-cpu"], build.engine_base, STAND_IN)
-            build.make(ALL[name], tag)
-            if options.push and not standing_in:
-                target = f"{options.push}/{name}:{options.tag}"
-                print(f"[images] pushing {target}", flush=True)
-                tool.push(tag, target)
+        with wheels.locked():
+            _build(tool, names, options)
     except ImageError as error:
-        print(f"[images] error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,11 @@ LEFT_OUT = frozenset({"torchaudio", "torchcodec", "torchvision", "triton"})
 
 class ImageError(RuntimeError):
     """An image cannot be made; the text says what to do."""
+
+
+def say(line: str) -> None:
+    """Tell how far it is; on standard error, since standard output is for results."""
+    print(f"[images] {line}", file=sys.stderr, flush=True)
 
 
 def project() -> str:

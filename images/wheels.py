@@ -6,17 +6,19 @@ no image learns where they came from.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from images.versions import ROOT, ImageError
+from images.versions import ROOT, ImageError, say
 from requirements.setup_env import TORCH_CPU_INDEX
 from vllm_spans.embedded import cache_dir
 
@@ -27,6 +29,19 @@ EPOCH = "1700000000"
 def folder() -> Path:
     """Where images keep what they are made of."""
     return cache_dir() / "images"
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keep others out of that folder, of this checkout and of others on this machine."""
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another build on this machine")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fetch(pins: Iterable[str]) -> dict[str, Path]:
@@ -47,7 +62,7 @@ def fetch(pins: Iterable[str]) -> dict[str, Path]:
     missing = [pin for pin in pins if pin not in _present(store, pins)]
     torch = [pin for pin in missing if pin.startswith("torch==")]
     if missing:
-        print(f"[images] {len(missing)} of {len(pins)} wheels to download", flush=True)
+        say(f"{len(missing)} of {len(pins)} wheels to download")
     if torch:
         # As in setup_env.py: the CPU build of torch is not on PyPI.
         errors = _pip_wheel(store, torch)

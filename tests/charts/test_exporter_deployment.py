@@ -22,7 +22,7 @@ def arguments(rendered: Render) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vllm-spans exporter", exit_on_error=False)
     cli.add_arguments(parser)
     found = container(rendered)
-    assert found["command"] == ["vllm-spans", "exporter"]
+    assert found["command"] == ["tini", "--", "vllm-spans", "exporter"]
     return parser.parse_args(found["args"])
 
 

@@ -25,7 +25,7 @@ def arguments(rendered: Render) -> argparse.Namespace:
     parser = argparse.ArgumentParser(exit_on_error=False)
     run_cli.add_commands(parser.add_subparsers(required=True))
     (container,) = pod(rendered)["containers"]
-    assert container["command"] == ["python", "-m", "loadtests"]
+    assert container["command"] == ["tini", "--", "python", "-m", "loadtests"]
     return parser.parse_args(container["args"])
 
 

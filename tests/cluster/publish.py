@@ -32,8 +32,8 @@ def build_images() -> None:
     Raises:
         AssertionError: A build failed; the text is its output.
     """
-    base = _run("build the base", sys.executable, "-m", "images.base").split()[-1]
-    _run("build the images", sys.executable, "-m", "images.build", *IMAGES, "--base", base)
+    _run("build the base", sys.executable, "-m", "images.base")
+    _run("build the images", sys.executable, "-m", "images.build", *IMAGES, "--base", "local")
 
 
 def push_images() -> None:

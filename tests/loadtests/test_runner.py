@@ -274,6 +274,7 @@ def test_ctrl_c_leaves_a_report(server: FakeProcess, tmp_path: Path) -> None:
     assert found["outcomes"].keys() == {"cancelled", "not_sent"}
     assert found["outcomes"]["cancelled"] >= 3 and found["requests"] == 3000
     assert "<svg" in (out / "report.html").read_text()
+    assert {path.stem for path in out.glob("*.svg")} == {"latency", "ttft", "delay"}
 
 
 def test_a_killed_runner_leaves_records_for_a_report(server: FakeProcess, tmp_path: Path) -> None:

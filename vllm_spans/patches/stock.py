@@ -33,11 +33,12 @@ def patch_set_hash() -> str:
     """A hash of what is replaced and by what; engines with the same one run the same patches on the same code.
 
     Returns:
-        The first 16 hexadecimal digits of a SHA-256 over the pinned symbols and the sources of this package. It depends
+        The first 16 hexadecimal digits of a SHA-256 over the pinned symbols and the sources of the patches. It depends
         neither on the machine nor on Python's version. On ``/metrics`` it is the label ``patch_set``.
     """
     digest = hashlib.sha256()
-    for path in (PINNED, *sorted(FOLDER.glob("*.py"))):
+    patches = sorted(path for path in FOLDER.glob("*.py") if path.name != Path(__file__).name)
+    for path in (PINNED, *patches):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:HASH_DIGITS]
 
@@ -111,7 +112,7 @@ def _source(module: str, path: Sequence[str], packages: Path) -> str | None:
     found = _module(module, packages)
     if found is None:
         return None
-    text, tree = found
+    text, tree, is_package = found
     nodes: list[ast.stmt] = list(_statements(tree.body))
     inside = None
     for position, part in enumerate(path):
@@ -123,7 +124,8 @@ def _source(module: str, path: Sequence[str], packages: Path) -> str | None:
             origin = last.module or ""
             if last.level:
                 package = module.split(".")
-                origin = ".".join([*package[: len(package) - last.level], *origin.split(".")])
+                kept = len(package) - last.level + is_package
+                origin = ".".join([*package[:kept], *filter(None, origin.split("."))])
             name = next(a.name for a in last.names if (a.asname or a.name) == part)
             return _source(origin, [name, *path[position + 1 :]], packages)
         if position == len(path) - 1:
@@ -135,12 +137,12 @@ def _source(module: str, path: Sequence[str], packages: Path) -> str | None:
 
 
 @functools.cache
-def _module(name: str, packages: Path) -> tuple[str, ast.Module] | None:
+def _module(name: str, packages: Path) -> tuple[str, ast.Module, bool] | None:
     base = packages.joinpath(*name.split("."))
     for path in (base.with_name(base.name + ".py"), base / "__init__.py"):
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            return text, ast.parse(text)
+            return text, ast.parse(text), path.name == "__init__.py"
     return None
 
 

@@ -31,11 +31,14 @@ def ask(path, body=None):
         )
 
 
-def chat(question):
-    """Usage of an answer about the document."""
+def chat(number):
+    """Usage of an answer about the document, behind a text that is new each time: a prefix cache finds nothing."""
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": question}],
+        "messages": [
+            {"role": "system", "content": f"{number} is the number of this conversation."},
+            {"role": "user", "content": "What pulls the sea?"},
+        ],
         "documents": [DOCUMENT],
         "max_tokens": 4,
         "temperature": 0,
@@ -51,7 +54,7 @@ if MODEL not in names:
     sys.exit(f"{URL} serves {names}, not {MODEL}")
 # Several engines answer in turn, so the document is asked about until one has it.
 for number in range(12):
-    usage = chat(f"Question {number}: what pulls the sea?")
+    usage = chat(number)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if cached:
         print(f"{MODEL} answers; {cached} of {usage['prompt_tokens']} tokens were reused")

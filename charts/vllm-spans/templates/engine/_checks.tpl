@@ -27,13 +27,23 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- include "vllm-spans.scaling.check" . -}}
 {{- end }}
 
+{{/* Do several pods use a volume? */}}
+{{- define "vllm-spans.severalPods" -}}
+{{- if or (gt (int .Values.engine.replicas) 1) (gt (int .Values.engine.nodes) 1) .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}true{{- end -}}
+{{- end }}
+
 {{- define "vllm-spans.offload.check" -}}
 {{- $engine := .Values.engine -}}
 {{- $shared := .Values.offload.shared -}}
+{{- $several := include "vllm-spans.severalPods" . -}}
+{{- $cache := .Values.model.cache -}}
+{{- if and $cache.enabled $several (ne $cache.accessMode "ReadWriteMany") -}}
+{{- fail (printf "model.cache.accessMode is %s and several engine pods use the volume: those on other nodes would wait for it forever. Use ReadWriteMany, or clear model.cache.enabled: each pod then downloads the model." $cache.accessMode) -}}
+{{- end -}}
 {{- $tier := include "vllm-spans.tierBytes" . | int64 -}}
 {{- $shm := include "vllm-spans.bytes" $engine.shm.size | int64 -}}
-{{- if and $tier (lt $shm (add $tier 134217728 | int64)) -}}
-{{- fail (printf "engine.shm.size is %s and the CPU tier takes %d MiB of it (offload.cpu.size, or 256 MiB for files to pass through); workers need 128 MiB more. Raise engine.shm.size, or lower offload.cpu.size." (toString $engine.shm.size) (div $tier 1048576)) -}}
+{{- if lt $shm (add $tier 167772160 | int64) -}}
+{{- fail (printf "engine.shm.size is %s and the CPU tier takes %d MiB of it (offload.cpu.size, or 256 MiB for files to pass through); the engine itself needs 160 MiB. Raise engine.shm.size, or lower offload.cpu.size." (toString $engine.shm.size) (div $tier 1048576)) -}}
 {{- end -}}
 {{- $memory := dig "limits" "memory" "" $engine.resources -}}
 {{- if $memory -}}
@@ -43,7 +53,6 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- end -}}
 {{- end -}}
 {{- if $shared.enabled -}}
-{{- $several := or (gt (int $engine.replicas) 1) (gt (int $engine.nodes) 1) .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
 {{- if and $several (ne $shared.accessMode "ReadWriteMany") -}}
 {{- fail (printf "offload.shared.accessMode is %s and several engine pods share the volume: all but one would wait for it forever. Use a storage class with ReadWriteMany, or switch offload.shared off and offload.cpu on." $shared.accessMode) -}}
 {{- end -}}

@@ -36,7 +36,8 @@ spec:
     - name: engine
       image: {{ include "vllm-spans.image" (dict "root" $root "image" $values.image) }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
-      command: [vllm-spans, serve]
+      # The first process of a container gets no signal that it has no handler for, and Python has none while it imports.
+      command: [tini, --, vllm-spans, serve]
       args:
         {{- include "vllm-spans.engine.args" . | nindent 8 }}
       env:

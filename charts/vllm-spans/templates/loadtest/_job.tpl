@@ -19,7 +19,7 @@ template:
       - name: loadtest
         image: {{ include "vllm-spans.image" (dict "root" $ "image" .image) }}
         imagePullPolicy: {{ .image.pullPolicy }}
-        command: [python, -m, loadtests]
+        command: [tini, --, python, -m, loadtests]
         args:
           - run
           - /workload/workload.toml
