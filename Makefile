@@ -10,7 +10,7 @@ LOADTEST_ARGS ?= --max-lag 0.2
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo serve test test-all test-cluster kubernetes test-monitoring prometheus images test-images dashboards dashboard-pictures lint format bench-cpu bench-exporter loadtest clean
+.PHONY: help setup setup-test demo serve test test-all test-charts chart-files test-cluster kubernetes test-monitoring prometheus images test-images dashboards dashboard-pictures lint format bench-cpu bench-exporter loadtest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ setup-test:
 # The kernels run in a process of their own: Triton's interpreter is chosen when it is imported.
 test: setup-test ## unit and engine tests
 	@"$(BIN)/python" -m pytest -m "not slow and not gpu" tests/kernels
-	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster and not images" --ignore=tests/kernels $(PYTEST_ARGS)
+	@"$(BIN)/python" -m pytest -m "not slow and not gpu and not monitoring and not cluster and not charts and not images" --ignore=tests/kernels $(PYTEST_ARGS)
 
 test-all: setup-test prometheus kubernetes images ## every test, the slow ones included
 	@"$(BIN)/python" -m pytest tests/kernels
@@ -49,6 +49,14 @@ prometheus:
 
 test-monitoring: setup prometheus ## metrics, rules and dashboards on a real Prometheus with two real servers
 	@"$(BIN)/python" -m pytest -m "not slow" tests/monitoring $(PYTEST_ARGS)
+
+# Helm, kubectl and the checkers are fetched by pin into a cache folder outside the checkout.
+test-charts: setup ## render the chart with Helm 3 and 4; schemas of Kubernetes 1.25 to 1.37, checkov, hadolint
+	@"$(BIN)/python" -m pytest -m charts tests/tooling tests/charts $(PYTEST_ARGS)
+
+chart-files: setup ## write the chart's copies, its table of values and the presets' renders anew
+	@"$(BIN)/python" -m charts.generate
+	@"$(BIN)/python" -m tests.charts.golden
 
 dashboards: setup ## write the Grafana dashboards' JSON anew
 	@"$(BIN)/python" -m monitoring.dashboards

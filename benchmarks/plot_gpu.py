@@ -22,7 +22,7 @@ from matplotlib import pyplot, ticker
 
 GREY, DARK_GREY, LIGHT, DARK = "#8a8f98", "#4a4e57", "#7fb2df", "#1f6fb2"
 TIMES = "\N{MULTIPLICATION SIGN}"
-LLAMA_TARGET = "llama"
+KERNEL_SHAPE = "32/8x128"
 STYLES = {
     "stock cold": ("stock vLLM, cold", GREY, "o", "-"),
     "spans cold": ("spans, first use", LIGHT, "s", "-"),
@@ -155,14 +155,21 @@ def decode_bars(axes: Any, rows: Rows) -> None:
     axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def kernel_map(axes: Any, rows: Rows) -> None:
-    """Our decode kernel's time over FlashAttention 3's, batch by context; ``rows`` of ``benchmarks.decode_sweep``."""
-    ratios = {
-        (row["batch"], row["context"]): row["us"] / row["flash"]
-        for row in reversed(rows)  # of two kernels the newer one comes first
-        if row["target"] == LLAMA_TARGET and row["flash"]
-    }
-    batches, contexts = (sorted({key[i] for key in ratios}) for i in (0, 1))
+def kernel_map(axes: Any, rows: Rows, key: str, title: str) -> None:
+    """A decode kernel's time over FlashAttention 3's, batch by context.
+
+    Args:
+        axes: Where to draw.
+        rows: Of ``benchmarks.gpu_kernels``.
+        key: The row's entry with the kernel's time.
+        title: Of the panel.
+    """
+    ratios = {}
+    for row in rows:
+        match = re.fullmatch(rf"decode {re.escape(KERNEL_SHAPE)} (\d+) x (\d+)", row["work"])
+        if match and row["stock"] and row[key]:
+            ratios[int(match[1]), int(match[2])] = row[key] / row["stock"]
+    batches, contexts = (sorted({place[i] for place in ratios}) for i in (0, 1))
     grid = [
         [ratios.get((batch, context), float("nan")) for context in contexts] for batch in batches
     ]
@@ -179,11 +186,7 @@ def kernel_map(axes: Any, rows: Rows) -> None:
         )
     axes.set_xticks(range(len(contexts)), [_thousands(context) for context in contexts])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
-    axes.set(
-        title="Decode kernel, time / FlashAttention 3\n(32 heads, 8 KV heads of 128)",
-        xlabel="context, tokens",
-        ylabel="batch, requests",
-    )
+    axes.set(title=title, xlabel="context, tokens", ylabel="batch, requests")
     axes.spines[:].set_visible(False)
 
 
@@ -226,7 +229,9 @@ def draw_load(result: dict[str, Any], kernels: Rows) -> Any:
     if any(row["work"].startswith("decode step") for row in rows):
         panels.append(functools.partial(decode_bars, rows=rows))
     if kernels:
-        panels.append(functools.partial(kernel_map, rows=kernels))
+        for key, whose in (("spans", "Our"), ("unified", "vLLM's Triton")):
+            title = f"{whose} decode kernel,\ntime / FlashAttention 3"
+            panels.append(functools.partial(kernel_map, rows=kernels, key=key, title=title))
     columns = min(3, max(1, len(panels)))
     lines = max(1, -(-len(panels) // columns))
     figure, axes = pyplot.subplots(
@@ -257,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draw both files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot_gpu", description=__doc__)
     parser.add_argument("result", type=Path, help="result file of benchmarks.gpu_engine")
-    parser.add_argument("--kernels", type=Path, help="result file of benchmarks.decode_sweep")
+    parser.add_argument("--kernels", type=Path, help="result file of benchmarks.gpu_kernels")
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     options = parser.parse_args(arguments)
     # Without this the file would differ from run to run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import matplotlib
@@ -24,15 +25,30 @@ _COLORS = ("#8c8c8c", "#1f6fb4", "#c0501c", "#2d8a4e")
 Values = Callable[[Record], Sequence[float]]
 
 
-def all_plots(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
-    """Title and SVG of each plot that there is something to draw for."""
-    yield "Latency", _latencies(verdicts)
-    yield "Time to first token over the run", _over_time(verdicts)
+@dataclass(frozen=True)
+class Plot:
+    """One plot of a report.
+
+    Attributes:
+        name: Of its file, without the ending.
+        title: Above it.
+        svg: The plot.
+    """
+
+    name: str
+    title: str
+    svg: str
+
+
+def all_plots(verdicts: Sequence[Verdict]) -> Iterator[Plot]:
+    """Each plot that there is something to draw for."""
+    yield Plot("latency", "Latency", _latencies(verdicts))
+    yield Plot("ttft", "Time to first token over the run", _over_time(verdicts))
     if any(verdict.summary["knee"] is not None for verdict in verdicts):
-        yield "Knee", _knee(verdicts)
+        yield Plot("knee", "Knee", _knee(verdicts))
     if any(_ratios(verdict) for verdict in verdicts):
-        yield "Reuse over the run, from the servers' counters", _reuse(verdicts)
-    yield "Schedule delay: how late the generator was", _delays(verdicts)
+        yield Plot("reuse", "Reuse over the run, from the servers' counters", _reuse(verdicts))
+    yield Plot("delay", "Schedule delay: how late the generator was", _delays(verdicts))
 
 
 def _good(verdict: Verdict) -> list[Record]:

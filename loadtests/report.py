@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtests.plots import all_plots
+from loadtests.plots import Plot, all_plots
 from loadtests.records import Record
 from loadtests.summary import Slo
 from loadtests.verdict import Verdict, compare, pairs
@@ -25,7 +25,7 @@ th:first-child, td:first-child { text-align: left } tr { border-bottom: 1px soli
 
 
 def write(verdicts: Sequence[Verdict], slo: Slo, folder: Path) -> Path:
-    """Write ``report.html``, ``report.json`` and ``requests.csv``.
+    """Write ``report.html``, its plots as SVG files, ``report.json`` and ``requests.csv``.
 
     Args:
         verdicts: One or more runs of one workload; the first two are compared.
@@ -44,8 +44,11 @@ def write(verdicts: Sequence[Verdict], slo: Slo, folder: Path) -> Path:
         for verdict in verdicts:
             for record in verdict.result.log.records:
                 writer.writerow(_row(verdict.result.name, record))
+    plots = list(all_plots(verdicts))
+    for plot in plots:
+        (folder / f"{plot.name}.svg").write_text(plot.svg + "\n", encoding="utf-8")
     path = folder / "report.html"
-    path.write_text("\n".join(_page(verdicts, content)) + "\n", encoding="utf-8")
+    path.write_text("\n".join(_page(content, plots)) + "\n", encoding="utf-8")
     return path
 
 
@@ -88,7 +91,7 @@ def _content(verdicts: Sequence[Verdict], slo: Slo) -> dict[str, Any]:
 # -- HTML ---------------------------------------------------------------------------------------
 
 
-def _page(verdicts: Sequence[Verdict], content: dict[str, Any]) -> Iterator[str]:
+def _page(content: dict[str, Any], plots: Sequence[Plot]) -> Iterator[str]:
     name = html.escape(content["workload"]["name"])
     yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Load test: {name}</title>'
     yield f"<style>{_STYLE}</style><h1>Load test: {name}</h1>"
@@ -99,8 +102,8 @@ def _page(verdicts: Sequence[Verdict], content: dict[str, Any]) -> Iterator[str]
         yield from _comparison(content)
     yield "<h2>Counted by client and server</h2>"
     yield _table(*_checks(content["servers"]))
-    for title, svg in all_plots(verdicts):
-        yield f"<h2>{html.escape(title)}</h2>{svg}"
+    for plot in plots:
+        yield f"<h2>{html.escape(plot.title)}</h2>{plot.svg}"
     yield "<h2>Settings</h2><pre>"
     yield html.escape(
         json.dumps({"workload": content["workload"], "slo": content["slo"]}, indent=1)

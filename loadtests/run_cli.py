@@ -52,6 +52,19 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="the model's name (default: the server's first one)")
     parser.add_argument("--workers", type=int, default=1, help="generator processes (default: 1)")
+    parser.add_argument(
+        "--no-counters",
+        dest="counted",
+        action="store_false",
+        help="read no counters: several servers answer at the address, and /metrics would be any one's",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds in which the server may begin to answer (default: it has to answer at once)",
+    )
     limits = Limits()
     for name, default, text in (
         ("first-token", limits.first_token, "the first visible token"),
@@ -125,6 +138,8 @@ def _run_all(servers: list[_Server], options: argparse.Namespace) -> int:
                 marked=server.marked,
                 workers=options.workers,
                 limits=limits,
+                counted=options.counted,
+                patience=options.wait,
             )
         results.append(result)
         if result.interrupted:
@@ -177,7 +192,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
             f"{e2e['p95']:.3f} s"
         )
     if not verdict.checks:
-        yield "  the server has no counters, so nothing was reconciled"
+        yield "  no counters were read, so nothing was reconciled"
     for text in (*verdict.invalid, *verdict.missed):
         yield f"  {text}"
 

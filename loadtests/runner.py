@@ -75,8 +75,13 @@ class Result:
         return [n for n in range(self.job.workers) if n not in self.log.finished]
 
 
-def find_model(url: str, api_key: str | None) -> str:
+def find_model(url: str, api_key: str | None, patience: float = 0.0) -> str:
     """The first model that a server serves.
+
+    Args:
+        url: The server.
+        api_key: Its key, if it wants one.
+        patience: Seconds in which it may begin to answer.
 
     Raises:
         RunError: It does not answer.
@@ -85,11 +90,15 @@ def find_model(url: str, api_key: str | None) -> str:
     request = urllib.request.Request(f"{base}/v1/models")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{base}/v1/models does not name a model: {error}") from error
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return str(json.load(answer)["data"][0]["id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            if time.monotonic() >= deadline:
+                raise RunError(f"{base}/v1/models does not name a model: {error}") from error
+        time.sleep(1.0)
 
 
 def run(
@@ -103,6 +112,8 @@ def run(
     marked: bool = True,
     workers: int = 1,
     limits: Limits = Limits(),  # noqa: B008 - frozen
+    counted: bool = True,
+    patience: float = 0.0,
 ) -> Result:
     """Run a workload against a server.
 
@@ -116,13 +127,17 @@ def run(
         marked: Whether spans are marked.
         workers: Processes.
         limits: How long answers may take.
+        counted: Whether the server's counters are read and reconciled.
+        patience: Seconds in which the server may begin to answer.
 
     Raises:
         RunError: The server or a worker could not be used from the start.
         WorkloadError: The workload is wrong.
     """
     api_key = os.environ.get(KEY_VARIABLE)
-    model = model or find_model(url, api_key)
+    if patience or not model:
+        first = find_model(url, api_key, patience)
+        model = model or first
     job = Job(
         str(workload.resolve()),
         None if data is None else str(data.resolve()),
@@ -145,7 +160,7 @@ def run(
     job.save()
 
     base = Target(url).base
-    before = counters.read(base)
+    before = counters.read(base) if counted else {}
     samples = folder / "counters.jsonl"
     writer = records.Writer(samples)
     processes = [_start_worker(job, index) for index in range(workers)]
@@ -156,19 +171,21 @@ def run(
             start = time.monotonic() + _LEAD
             _replace(job.start_path, json.dumps({"start": start}))
             sampler = counters.Sampler(base, _SAMPLE_SECONDS, writer.write, start)
-            sampler.start()
+            if counted:
+                sampler.start()
             while any(process.poll() is None for process in processes):
                 if interrupted.wait(0.1):
                     break
             end = time.monotonic()
             _stop(processes)
-            sampler.stop()
+            if counted:
+                sampler.stop()
     finally:
         _stop(processes)
         writer.close()
     log = records.read(job.records_path(index) for index in range(workers))
     _add_unsent(log, plan)
-    after = counters.read_idle(base)
+    after = counters.read_idle(base) if counted else {}
     lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
     result = Result(name, job, plan, log, end - start, interrupted.is_set(), before, after, lines)
     save_end(result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -36,7 +36,10 @@ class Command:
 
 
 def server_command(
-    spans: bool, port: int, environ: Mapping[str, str] = MappingProxyType(_ENVIRON)
+    spans: bool,
+    port: int,
+    environ: Mapping[str, str] = MappingProxyType(_ENVIRON),
+    flags: Sequence[str] = _FLAGS,
 ) -> Command:
     """The command of ``vllm-spans serve``, or the same one for vLLM without the plugin.
 
@@ -44,8 +47,9 @@ def server_command(
         spans: With the plugin.
         port: Where it listens.
         environ: The environment to extend.
+        flags: The model, if it is not the embedded one, and flags of ``vllm serve``.
     """
-    arguments = ["--host", "127.0.0.1", "--port", str(port), *_FLAGS]
+    arguments = [*flags, "--host", "127.0.0.1", "--port", str(port)]
     launch = build_launch(arguments, {**environ, "VLLM_NO_USAGE_STATS": "1"})
     child = dict(launch.environ)
     if not spans:

@@ -29,6 +29,7 @@ from loadtests.workloads import Plan, planned
 _TICK = 0.02
 _AHEAD = 64  # sessions that are ready before their time
 _HEALTH_SECONDS = 1.0
+_PAUSE = 1e-3  # between two sessions being made; after a pause of 0 the network and the timers would still wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Worker:
         self._on_answer = on_answer
         self._writer = Writer(job.records_path(index))
         self._group = Group()
+        self._ahead: Queue = Queue(_AHEAD)
+        self._maker: gevent.Greenlet | None = None
         self._start = 0.0
         self._parent = os.getppid()
 
@@ -71,6 +74,8 @@ class Worker:
 
     def wait_for_start(self) -> None:
         """Tell that this worker is ready, and wait until all are."""
+        if not isinstance(self.plan.arrivals, Closed):
+            self._make_first_sessions()
         self._writer.write({"type": "ready", "worker": self._index, "pid": os.getpid()})
         while not self._job.start_path.exists():
             self._end_with_parent()
@@ -83,23 +88,33 @@ class Worker:
 
         An exception in making them comes out here.
         """
-        ahead: Queue = Queue(_AHEAD)
-        maker = gevent.spawn(self._prepare_ahead, ahead)
-        for session, first, arrival in iter(ahead.get, None):
+        assert self._maker is not None
+        for session, first, arrival in iter(self._ahead.get, None):
             self._sleep_until(arrival.at)
             self._group.spawn(self._session, session, first, arrival.at, arrival.stage)
-        maker.get()
+        self._maker.get()
         self._group.join()
 
-    def _prepare_ahead(self, ahead: Queue) -> None:
+    @property
+    def sessions_ahead(self) -> int:
+        """Sessions of an open loop that are ready to be sent."""
+        return int(self._ahead.qsize())
+
+    def _make_first_sessions(self) -> None:
+        # In the first second of the run, making long prompts would delay the ones that are due.
+        self._maker = gevent.spawn(self._prepare_ahead)
+        while not (self._ahead.full() or self._maker.ready()):
+            gevent.sleep(_TICK)
+
+    def _prepare_ahead(self) -> None:
         try:
             for number, arrival in planned(self.plan):
                 if number % self._job.workers == self._index:
                     session = self.plan.workload.session(number)
-                    ahead.put((session, self._prepare(session.turns[0]), arrival))
-                    gevent.sleep(0)  # what waits for the network goes first
+                    self._ahead.put((session, self._prepare(session.turns[0]), arrival))
+                    gevent.sleep(_PAUSE)
         finally:
-            ahead.put(None)
+            self._ahead.put(None)
 
     def run_closed(self, user: int) -> None:
         """One user of a closed loop: session after session until the time is over."""

@@ -19,7 +19,7 @@ class Library:
     """Documents that requests share.
 
     Attributes:
-        seed: The workload's.
+        seed: Of its documents.
         name: Of the library; its documents differ from those of other names.
         count: How many documents.
         length: Least and greatest length in words.
@@ -37,9 +37,10 @@ class Library:
 
     @classmethod
     def read(cls, fields: Fields, seed: int, name: str) -> Library:
-        """From a table's keys ``count``, ``length``, ``zipf`` and ``order``."""
+        """From a table's keys ``count``, ``length``, ``zipf``, ``order`` and ``library_seed``."""
         return cls(
-            seed=seed,
+            # Workloads of other seeds can ask for the same documents: one fills the cache that another finds full.
+            seed=fields.integer("library_seed", seed, low=0),
             name=name,
             count=fields.integer("count", low=1),
             length=fields.span("length"),

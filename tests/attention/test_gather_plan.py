@@ -1,11 +1,14 @@
 """Prevents prefill rows on the GPU from reading scratch pages of another group, or pages that nobody rotated."""
 
+import heapq
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_spans.attention.gather_plan import plan_gather
+from vllm_spans.attention.gather_plan import longest_first, plan_gather
 
 BLOCK = 16
 
@@ -51,3 +54,35 @@ def test_the_rows_of_a_request_share_one_gather() -> None:
 def test_a_sequence_larger_than_the_scratch_is_an_error() -> None:
     with pytest.raises(ValueError, match="1000 tokens does not fit 10 scratch pages"):
         plan_gather(["@r"], np.array([1000]), BLOCK, 1, 10)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 400)), max_size=12))
+def test_long_rows_come_first_and_groups_stay_whole(rows: list[tuple[str, int]]) -> None:
+    order = longest_first([group for group, _ in rows], np.array([length for _, length in rows]))
+    assert sorted(order) == list(range(len(rows)))
+    ordered = [rows[row] for row in order]
+    groups = [
+        (group, [length for _, length in found])
+        for group, found in itertools.groupby(ordered, key=lambda row: row[0])
+    ]
+    assert len({group for group, _ in groups}) == len(groups)
+    assert all(lengths == sorted(lengths, reverse=True) for _, lengths in groups)
+    firsts = [lengths[0] for _, lengths in groups]
+    assert firsts == sorted(firsts, reverse=True)
+
+
+def busy(tiles: list[int], processors: int) -> int:
+    """When the last processor is done, if each takes the next tile when it becomes free."""
+    free = [0] * processors
+    for tile in tiles:
+        heapq.heappush(free, heapq.heappop(free) + tile)
+    return max(free)
+
+
+def test_a_warm_request_keeps_all_processors_busy_to_the_end() -> None:
+    """32 gaps of a request and its question, 8 tiles each, on the 132 multiprocessors of an H200."""
+    lengths = np.array([1024 * gap + 32 for gap in range(32)] + [32 * 1024 + 64])
+    order = longest_first(["@r"] * 33, lengths)
+    least = 8 * int(lengths.sum()) / 132
+    assert busy([int(lengths[row]) for row in order for _ in range(8)], 132) < 1.1 * least
+    assert busy([int(length) for length in lengths for _ in range(8)], 132) > 1.4 * least

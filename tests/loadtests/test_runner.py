@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from demo.server import free_port
 from loadtests.outcome import Outcome
 from loadtests.runner import Result, RunError, load_result, run
 from loadtests.summary import Bounds, Slo
@@ -177,6 +178,48 @@ def test_counters_are_reconciled(server: FakeProcess, tmp_path: Path) -> None:
     assert judge(other, Slo(), Bounds(1e9, 1e9, 1e9)).status is Status.MISSED
 
 
+def test_no_counters_are_read_where_several_servers_answer(
+    server: FakeProcess, tmp_path: Path
+) -> None:
+    """Behind a load balancer the page is any one server's, and a load that went well would fail the comparison."""
+    file = workload(tmp_path, {"tokens": 3}, 'kind = "constant"\nrate = 5\nduration = 2')
+    command = [sys.executable, "-m", "loadtests", "run", str(file), "--url", server.url]
+    command += ["--max-delay", "9", "--max-lag", "9", "--max-cpu", "9"]
+    for name, more, read in (("one", [], True), ("several", ["--no-counters"], False)):
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / name), *more], capture_output=True, text=True
+        )
+        assert not done.returncode, done.stdout + done.stderr
+        assert ("no counters were read" in done.stdout) is not read
+        result = load_result(tmp_path / name / "server")
+        assert [bool(result.before), bool(result.after), bool(result.samples)] == [read] * 3
+        assert bool(judge(result, Slo(), Bounds(9, 9, 9)).checks) is read
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "fake"]], ids=["any model", "named model"])
+def test_a_server_may_begin_to_answer_later(tmp_path: Path, model: list[str]) -> None:
+    """A Job starts beside the servers that it is to load, and these load their model for minutes."""
+    port = free_port()
+    file = workload(tmp_path, {"tokens": 3}, 'kind = "constant"\nrate = 5\nduration = 1')
+    command = [sys.executable, "-m", "loadtests", "run", str(file), *model]
+    command += ["--url", f"http://127.0.0.1:{port}", "--max-delay", "9", "--max-lag", "9"]
+    command += ["--max-cpu", "9", "--out"]
+    refused = subprocess.run(
+        [*command, str(tmp_path / "gone"), "--wait", "1"], capture_output=True, text=True
+    )
+    assert refused.returncode == 2 and "does not name a model" in refused.stderr
+    waiting = subprocess.Popen(
+        [*command, str(tmp_path / "run"), "--wait", "100"], stdout=subprocess.PIPE, text=True
+    )
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline().startswith("server: ")
+    server = [sys.executable, "-m", "loadtests", "fake-server", "--port", str(port)]
+    with subprocess.Popen(server, stdout=subprocess.DEVNULL) as process:
+        said, _ = waiting.communicate(timeout=PATIENCE)
+        process.terminate()
+    assert waiting.returncode == 0, said
+
+
 def test_a_killed_worker_leaves_a_report_that_says_so(server: FakeProcess, tmp_path: Path) -> None:
     file = workload(tmp_path, {"first_delay": 0.5}, 'kind = "constant"\nrate = 8\nduration = 5')
     folder, results = tmp_path / "run", list[Result]()
@@ -231,6 +274,7 @@ def test_ctrl_c_leaves_a_report(server: FakeProcess, tmp_path: Path) -> None:
     assert found["outcomes"].keys() == {"cancelled", "not_sent"}
     assert found["outcomes"]["cancelled"] >= 3 and found["requests"] == 3000
     assert "<svg" in (out / "report.html").read_text()
+    assert {path.stem for path in out.glob("*.svg")} == {"latency", "ttft", "delay"}
 
 
 def test_a_killed_runner_leaves_records_for_a_report(server: FakeProcess, tmp_path: Path) -> None:

@@ -52,7 +52,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(name: str, data: dict[str, Path]) -> workloads.Plan:
-    return workloads.load(FILES[NAMES.index(name)], data.get(name))
+    return workloads.load(FILES[NAMES.index(name)], data.get(kind(name)))
+
+
+def kind(name: str) -> str:
+    """Of a workload file: the first part of its name that is one."""
+    return next(kind for kind in (*workloads.KINDS, name) if name.startswith(kind))
 
 
 def some(plan: workloads.Plan, count: int = 4) -> list[Session]:
@@ -100,7 +105,7 @@ def test_the_dry_run_says_what_would_be_sent(
     name: str, data: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["dry-run", str(FILES[NAMES.index(name)]), "--sessions", "4", "--show", "1"]
-    assert main(arguments + (["--data", str(data[name])] if name in data else [])) == 0
+    assert main(arguments + (["--data", str(data[kind(name)])] if kind(name) in data else [])) == 0
     printed = capsys.readouterr().out
     assert "ideal prefix cache" in printed and "ideal span cache" in printed
     assert '"stream": true' in printed
@@ -178,6 +183,27 @@ def test_a_wrong_file_is_an_error_message(
     assert main(["dry-run", str(FILES[NAMES.index("plain")]), "--data", str(file)]) == 2
     printed = capsys.readouterr().err
     assert "no TOML" in printed and "cannot be read" in printed and "reads no file" in printed
+
+
+def test_a_library_can_be_shared_by_files_of_other_seeds() -> None:
+    """A cache that one of them has filled is full for the other, and no request is the same."""
+    table = SHARED | {"library_seed": 7}
+    first, second, alone = (
+        workloads.parse(settings(seed=seed, shared_documents=each), "w", Path())
+        for seed, each in ((1, table), (2, table), (2, SHARED))
+    )
+
+    def said(plan: workloads.Plan) -> tuple[set[str], set[str]]:
+        pieces = [
+            piece
+            for number in range(40)
+            for turn in plan.workload.session(number).turns
+            for piece in turn.pieces()
+        ]
+        return {p.text for p in pieces if p.is_span}, {p.text for p in pieces if not p.is_span}
+
+    assert said(first)[0] == said(second)[0] != said(alone)[0]
+    assert not said(first)[1] & said(second)[1]
 
 
 def test_popularity_follows_zipf() -> None:

@@ -82,6 +82,28 @@ def plan_gather(
     return passes
 
 
+def longest_first(groups: Sequence[str], seq_lens: np.ndarray) -> list[int]:
+    """The order of prefill rows in which the stock kernel is done soonest.
+
+    The kernel hands its tiles to multiprocessors in the order of the batch, each time that one becomes free. A long
+    row at the end keeps a few of them busy after all others are done; short ones fill what the long ones leave. The
+    rows of a group stay together, or several passes would gather it several times.
+
+    Args:
+        groups: Group of each prefill row.
+        seq_lens: ``[rows]`` tokens of each row's sequence up to its end.
+
+    Returns:
+        Rows in the new order: groups by their longest row, and each group's rows by length, longest first.
+    """
+    longest: dict[str, int] = {}
+    for group, length in zip(groups, seq_lens, strict=True):
+        longest[group] = max(longest.get(group, 0), int(length))
+    return sorted(
+        range(len(groups)), key=lambda row: (-longest[groups[row]], groups[row], -seq_lens[row])
+    )
+
+
 def _leaders(groups: Sequence[str], seq_lens: np.ndarray) -> dict[str, int]:
     """The longest row of each group in the whole step: the one that is sure to have the group's whole block table."""
     leaders: dict[str, int] = {}

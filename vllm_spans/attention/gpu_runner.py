@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vllm_spans.attention.batch_order import prefill_longest_first
 from vllm_spans.attention.cuda_metadata import step_rows
 from vllm_spans.core.rows import ROW_PREFIX
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu.model_runner import BatchReqState
 
 
 class SpansGPUModelRunner(GPUModelRunner):
@@ -58,6 +60,15 @@ class SpansGPUModelRunner(GPUModelRunner):
             self.sampler.add_request(index, row.sampling_params)
             assert self.prompt_logprobs_worker is not None
             self.prompt_logprobs_worker.add_request(row.req_id, index, row.sampling_params)
+
+    def gather_batch_req_state(
+        self, scheduler_output: SchedulerOutput, dummy_run: bool
+    ) -> tuple[BatchReqState | None, int | None]:
+        batch, uniform_tokens = super().gather_batch_req_state(scheduler_output, dummy_run)
+        # A step without rows keeps stock's order, so that span-free answers are stock's.
+        if batch is not None and any(row.startswith(ROW_PREFIX) for row in batch.req_ids):
+            batch = prefill_longest_first(batch)
+        return batch, uniform_tokens
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
         batch = super().prepare_inputs(*args, **kwargs)

@@ -40,8 +40,9 @@ _CONFIGS = {
     (64, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=4),
     (64, 4): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4),
     (128, 1): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=6),
-    (128, 2): DecodeConfig(tokens=16, heads=4, warps=4, stages=2, programs=3, registers=168),
+    (128, 2): DecodeConfig(tokens=16, heads=2, warps=2, stages=2, programs=4, registers=200),
     (128, 4): DecodeConfig(tokens=16, heads=2, warps=4, stages=2, programs=2),
+    (256, 2): DecodeConfig(tokens=16, heads=1, warps=2, stages=2, programs=4),
 }
 _ONE_KV_HEAD = {
     (128, 2): DecodeConfig(tokens=16, heads=1, warps=1, stages=2, programs=8),
