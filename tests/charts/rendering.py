@@ -134,6 +134,24 @@ def refusal(
 
 
 @functools.cache
+def notes(preset: str, values: str = "{}") -> str:
+    """What Helm 4 prints after an installation; Helm 3 does not say it without a cluster.
+
+    Args:
+        preset: Name of a preset.
+        values: Over the preset's, as JSON.
+    """
+    command = [str(helm_program(4)), "install", RELEASE, str(CHART), "--namespace", NAMESPACE]
+    command.append("--dry-run=client")
+    for path in values_files(_preset(preset)):
+        command += ["--values", str(path)]
+    command += ["--values", "-"]
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
+@functools.cache
 def _template(
     values: str,
     preset: str,

@@ -68,7 +68,7 @@ def test_one_pod_at_a_time_even_in_a_rollout(helm: int) -> None:
 def test_the_probes_ask_what_the_exporter_answers(helm: int) -> None:
     found = container(render(helm=helm))
     (port,) = found["ports"]
-    assert port == {"name": "metrics", "containerPort": 9405}
+    assert (port["name"], port["containerPort"]) == ("metrics", 9405)
     assert found["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert found["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 

@@ -40,6 +40,10 @@ def test_it_loads_this_releases_service_and_waits_for_it(helm: int) -> None:
     host = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     port = next(each for each in service["spec"]["ports"] if each["name"] == "http")
     assert args.url == f"http://{host}:{port['port']}"
+    (container,) = pod(rendered)["containers"]
+    assert (
+        "--no-counters" in container["args"]
+    )  # in full: the parser takes the beginning of a flag too
     assert args.wait == 1800 and not args.counted and not args.plain
     assert str(args.workload) == "/workload/workload.toml"
     assert (args.ttft, args.tpot, args.e2e, args.share) == (None, None, None, 0.99)

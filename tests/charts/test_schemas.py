@@ -66,6 +66,16 @@ def test_a_preset_has_no_slip_that_schemas_let_through(preset: Path, helm: int) 
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=name_of)
+def test_every_port_names_its_protocol(preset: Path) -> None:
+    """It is a part of the key that ports are merged by, and old API servers do not fill it in when they merge."""
+    for thing in render(preset=preset).objects:
+        ports = list(thing["spec"]["ports"]) if thing["kind"] == "Service" else []
+        for spec in pod_specs(thing):
+            ports += [port for each in spec["containers"] for port in each.get("ports", [])]
+        assert all("protocol" in port for port in ports), thing["metadata"]["name"]
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=name_of)
 def test_no_pod_gets_variables_of_the_namespaces_services(preset: Path) -> None:
     """A Service named `vllm` would set VLLM_PORT, which an engine takes for its own setting."""
     for thing in render(preset=preset).objects:
