@@ -56,7 +56,8 @@ def test_an_offline_engine_reaches_names_only(helm: int) -> None:
     offline = policy(render(ON | {"model": {"offline": True}}, helm=helm))
     assert allows(offline, "egress", OUTSIDE, 53, "UDP")
     assert not allows(offline, "egress", OUTSIDE, 443)
-    online = policy(render(ON | {"model": {"offline": False}}, helm=helm))
+    download = {"model": {"offline": False}, "engine": {"probes": {"startupSeconds": 1800}}}
+    online = policy(render(ON | download, helm=helm))
     assert allows(online, "egress", OUTSIDE, 443) and not allows(online, "egress", OUTSIDE, 80)
 
 

@@ -40,7 +40,8 @@ def test_it_goes_with_the_release_where_asked_for(helm: int) -> None:
 
 
 def test_downloads_are_kept_apart_from_what_is_computed(helm: int) -> None:
-    rendered = render(cache(accessMode="ReadWriteOnce") | shared(), helm=helm)
+    rollout = {"engine": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}}}
+    rendered = render(cache(accessMode="ReadWriteOnce") | shared() | rollout, helm=helm)
     assert set(claims(rendered)) == {"demo-vllm-spans-cache", "demo-vllm-spans-kv"}
     kept = claims(rendered)["demo-vllm-spans-cache"]
     assert kept["spec"]["accessModes"] == ["ReadWriteOnce"]

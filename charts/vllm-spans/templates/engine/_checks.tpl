@@ -23,7 +23,12 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- if hasKey ($engine.resources.limits | default dict) $engine.gpuResource -}}
 {{- fail (printf "engine.resources.limits names %s, which engine.gpus sets. Remove it there." $engine.gpuResource) -}}
 {{- end -}}
+{{- if and (not $model.offline) (lt (int $engine.probes.startupSeconds) 1800) -}}
+{{- fail (printf "engine.probes.startupSeconds is %d and the model may have to be downloaded: an engine that is ended in the middle of it begins anew, forever. Use 1800 or more, or set model.offline where the model is in the image or in the cache." (int $engine.probes.startupSeconds)) -}}
+{{- end -}}
+{{- include "vllm-spans.flags.check" . -}}
 {{- include "vllm-spans.offload.check" . -}}
+{{- include "vllm-spans.surge.check" . -}}
 {{- include "vllm-spans.scaling.check" . -}}
 {{- end }}
 
@@ -41,6 +46,9 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- fail (printf "model.cache.accessMode is %s and several engine pods use the volume: those on other nodes would wait for it forever. Use ReadWriteMany, or clear model.cache.enabled: each pod then downloads the model." $cache.accessMode) -}}
 {{- end -}}
 {{- $tier := include "vllm-spans.tierBytes" . | int64 -}}
+{{- if and $tier (gt (int $engine.nodes) 1) -}}
+{{- fail (printf "engine.nodes is %d and a tier of offload is on: its CPU memory is shared by processes of one node. Switch offload.cpu and offload.shared off, or use one node." (int $engine.nodes)) -}}
+{{- end -}}
 {{- $shm := include "vllm-spans.bytes" $engine.shm.size | int64 -}}
 {{- if lt $shm (add $tier 167772160 | int64) -}}
 {{- fail (printf "engine.shm.size is %s and the CPU tier takes %d MiB of it (offload.cpu.size, or 256 MiB for files to pass through); the engine itself needs 160 MiB. Raise engine.shm.size, or lower offload.cpu.size." (toString $engine.shm.size) (div $tier 1048576)) -}}
@@ -52,6 +60,10 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- fail (printf "engine.resources.limits.memory is %s: what is in /dev/shm counts as the pod's memory, so %d MiB of CPU tier and 1 GiB of engine do not fit. Raise the limit, or lower offload.cpu.size." (toString $memory) (div $tier 1048576)) -}}
 {{- end -}}
 {{- end -}}
+{{- $requested := dig "requests" "memory" "" $engine.resources -}}
+{{- if and $requested (lt (include "vllm-spans.bytes" $requested | int64) $tier) -}}
+{{- fail (printf "engine.resources.requests.memory is %s and the CPU tier alone takes %d MiB at the start: the pod may be put where they are not free, and is evicted there. Raise the request." (toString $requested) (div $tier 1048576)) -}}
+{{- end -}}
 {{- if $shared.enabled -}}
 {{- if and $several (ne $shared.accessMode "ReadWriteMany") -}}
 {{- fail (printf "offload.shared.accessMode is %s and several engine pods share the volume: all but one would wait for it forever. Use a storage class with ReadWriteMany, or switch offload.shared off and offload.cpu on." $shared.accessMode) -}}
@@ -62,12 +74,27 @@ Combinations that cannot work, refused before anything is installed, each with i
 {{- end -}}
 {{- end }}
 
+{{/* A pod that comes before another goes may come to another node, where a volume of one node cannot follow. */}}
+{{- define "vllm-spans.surge.check" -}}
+{{- if and (eq .Values.engine.kind "Deployment") (ne (trimSuffix "%" (toString .Values.engine.rollout.maxSurge)) "0") -}}
+{{- $volumes := dict "model.cache" .Values.model.cache "offload.shared" .Values.offload.shared -}}
+{{- range $name, $volume := $volumes -}}
+{{- if and $volume.enabled (ne $volume.accessMode "ReadWriteMany") -}}
+{{- fail (printf "engine.rollout.maxSurge is %s and %s.accessMode is %s: on another node the new pod of a rollout would wait for the volume of the old one. Set maxSurge to 0 and maxUnavailable to 1, or use ReadWriteMany." (toString $.Values.engine.rollout.maxSurge) $name $volume.accessMode) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "vllm-spans.scaling.check" -}}
 {{- $engine := .Values.engine -}}
 {{- if and .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
 {{- fail "autoscaling.hpa and autoscaling.keda would both set the number of engines. KEDA makes an HPA of its own: clear autoscaling.hpa.enabled." -}}
 {{- end -}}
 {{- range $name := list "hpa" "keda" -}}
+{{- if and (index $.Values.autoscaling $name).enabled (gt (int $engine.replicas) 1) (eq $engine.kind "Deployment") -}}
+{{- fail (printf "engine.replicas is %d and autoscaling.%s sets the number of engines: the one would be passed over. Leave engine.replicas at 1 and set autoscaling.%s.minReplicas." (int $engine.replicas) $name $name) -}}
+{{- end -}}
 {{- with index $.Values.autoscaling $name -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "autoscaling.%s.minReplicas (%d) is more than maxReplicas (%d). Swap them." $name (int .minReplicas) (int .maxReplicas)) -}}
