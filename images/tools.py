@@ -60,6 +60,8 @@ class Tool:
         if self.name == "buildah":
             # chroot: needs neither a daemon nor rights over cgroups, so it works inside of containers too.
             command = ["buildah", "bud", "--layers", "--isolation", "chroot", "--format", "docker"]
+            # Else a build that fails leaves its container and a mount behind.
+            command += ["--force-rm"]
         else:
             command = ["docker", "build", "--progress", "plain"]
         for key, value in arguments.items():

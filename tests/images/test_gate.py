@@ -22,9 +22,11 @@ RESULT = f"{PREFIX}/vllm-spans-test-result"
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """No other build on this machine changes the folders that these builds are made of."""
+    """No other build on this machine changes the folders that these builds are made of; a failed one leaves nothing."""
     with locked():
+        before = podman("ps", "--all", "--external", "--quiet")
         yield
+        assert podman("ps", "--all", "--external", "--quiet") == before
 
 
 @pytest.fixture
