@@ -132,12 +132,19 @@ def with_connector(name: str, module: str | None, **extra: Any) -> Any:
             kv_role="kv_both",
             kv_connector_extra_config=extra,
         ),
-        parallel_config=types.SimpleNamespace(data_parallel_size=1, world_size=1),
+        parallel_config=types.SimpleNamespace(data_parallel_size=1, world_size=1, nnodes=1),
     )
 
 
 def test_the_tiers_are_admitted_on_a_gpu(capability: Any) -> None:
     assert connector_reasons(with_connector(*OFFLOADING_CONNECTOR, cpu_memory="1GiB")) == []
+
+
+def test_the_tiers_are_of_one_node(capability: Any) -> None:
+    engine = with_connector(*OFFLOADING_CONNECTOR, cpu_memory="1GiB")
+    engine.parallel_config.nnodes = 2
+    (reason,) = connector_reasons(engine)
+    assert "SpansOffloadingConnector on 2 nodes" in reason and "drop" in reason
 
 
 def test_the_spec_of_the_cpu_build_is_refused_on_a_gpu(capability: Any) -> None:

@@ -77,6 +77,12 @@ def _reasons(config: VllmConfig, parts: Sequence[KVTransferConfig]) -> list[str]
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1:
         reasons.append(f"{names} with data parallelism: not verified; set --data-parallel-size 1")
+    if parallel.nnodes > 1:
+        # A worker of another node would open an empty /dev/shm of its own, and files would hold what it never wrote.
+        reasons.append(
+            f"{names} on {parallel.nnodes} nodes: CPU memory is shared in /dev/shm, by processes of one node; drop "
+            "--kv-transfer-config or --nnodes"
+        )
     if parallel.world_size > 1 and any(p.kv_connector == "OffloadingConnector" for p in parts):
         reasons.append(
             "OffloadingConnector with more than one worker: not verified with spans; use "

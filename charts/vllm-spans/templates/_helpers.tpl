@@ -75,3 +75,21 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end }}
+
+{{/* A number as it was written, or a text. Numbers of values files are floats, and a large one would print as 1e+06. */}}
+{{- define "vllm-spans.plain" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end -}}
+{{- end }}
+
+{{/* Quantities are texts: old API servers take nothing else from a server-side apply. Argument: requests and limits. */}}
+{{- define "vllm-spans.resources" -}}
+{{- $found := dict -}}
+{{- range $kind, $each := . -}}
+{{- $texts := dict -}}
+{{- range $name, $quantity := $each -}}
+{{- $_ := set $texts $name (include "vllm-spans.plain" $quantity) -}}
+{{- end -}}
+{{- $_ := set $found $kind $texts -}}
+{{- end -}}
+{{ toYaml $found }}
+{{- end }}

@@ -104,20 +104,13 @@
 {{- if .Values.engine.apiKeySecret.name }}/health{{ else }}/v1/models{{ end -}}
 {{- end }}
 
-{{/* Quantities are texts: old API servers take nothing else from a server-side apply. Argument: root. */}}
+{{/* What a pod may use, its GPUs among it. Argument: root. */}}
 {{- define "vllm-spans.engine.resources" -}}
-{{- $found := dict -}}
-{{- range $kind, $each := .Values.engine.resources -}}
-{{- $texts := dict -}}
-{{- range $name, $quantity := $each -}}
-{{- $_ := set $texts $name (toString $quantity) -}}
-{{- end -}}
-{{- $_ := set $found $kind $texts -}}
-{{- end -}}
+{{- $found := deepCopy .Values.engine.resources -}}
 {{- if gt (int .Values.engine.gpus) 0 -}}
 {{- range $kind := list "requests" "limits" -}}
-{{- $_ := set $found $kind (merge (dict $.Values.engine.gpuResource (toString $.Values.engine.gpus)) (get $found $kind | default dict)) -}}
+{{- $_ := set $found $kind (merge (dict $.Values.engine.gpuResource $.Values.engine.gpus) (get $found $kind | default dict)) -}}
 {{- end -}}
 {{- end -}}
-{{ toYaml $found }}
+{{ include "vllm-spans.resources" $found }}
 {{- end }}

@@ -102,7 +102,7 @@ spec:
     - name: shm
       emptyDir:
         medium: Memory
-        sizeLimit: {{ $values.engine.shm.size }}
+        sizeLimit: {{ include "vllm-spans.plain" $values.engine.shm.size | quote }}
     {{- if $values.offload.shared.enabled }}
     - name: kv
       persistentVolumeClaim:

@@ -66,7 +66,7 @@ template:
                 key: {{ .apiKeySecret.key }}
           {{- end }}
         resources:
-          {{- toYaml .resources | nindent 10 }}
+          {{- include "vllm-spans.resources" .resources | nindent 10 }}
         securityContext:
           {{- include "vllm-spans.containerSecurity" $ | nindent 10 }}
         volumeMounts:
@@ -92,7 +92,7 @@ template:
           claimName: {{ .results.claim }}
         {{- else }}
         emptyDir:
-          sizeLimit: {{ .results.size }}
+          sizeLimit: {{ include "vllm-spans.plain" .results.size | quote }}
         {{- end }}
       - name: tmp
         emptyDir:
