@@ -82,6 +82,9 @@ def test_cpu_defaults_yield_to_the_user(model_dir):
         [model_dir, "--dtype=half", "--no_enforce_eager"], {"VLLM_CPU_KVCACHE_SPACE": "8"}
     )
     assert own.environ["VLLM_CPU_KVCACHE_SPACE"] == "8"
+    for flag in ("--kv-cache-memory-bytes=1000000", "--kv_cache_memory_bytes=1000000"):
+        sized = cli.build_launch([model_dir, flag], {})
+        assert "VLLM_CPU_KVCACHE_SPACE" not in sized.environ, "it would overrule the flag"
     assert server_arguments(own)[1:] == ["--dtype=half", "--no_enforce_eager"]
     assert "--enforce-eager" not in cli.build_launch([model_dir, "-O2"], {}).command
 

@@ -52,7 +52,8 @@ examples:
 
 On a CPU these defaults are added unless you set them: --dtype float32 (on processors
 without bfloat16 arithmetic, and for the embedded model), --enforce-eager (no compiler is needed
-and the start takes seconds), and VLLM_CPU_KVCACHE_SPACE=2 (GiB of KV cache).
+and the start takes seconds), and VLLM_CPU_KVCACHE_SPACE=2 (GiB of KV cache) where
+--kv-cache-memory-bytes is not given either.
 """
 
 # Flag of `serve` -> environment variable that the engine reads.
@@ -168,7 +169,9 @@ def build_launch(arguments: Sequence[str], environ: Mapping[str, str]) -> Launch
     elif model is not None:
         check_model(model, environ)
     if on_cpu:
-        child.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        # vLLM lets the variable overrule the flag, so a default would silently be the size.
+        if not _has_flag(passed, "--kv-cache-memory-bytes"):
+            child.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         if not _has_flag(passed, "--dtype") and (embedded or not _cpu_has_bfloat16()):
             passed += ["--dtype", "float32"]
         if not _has_flag(
