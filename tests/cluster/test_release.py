@@ -6,6 +6,7 @@ The tests are one story and run in this order; each leaves two ready engines to 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -213,13 +214,19 @@ def test_the_fleets_ratio_in_prometheus_is_what_the_clients_count(
     for number in range(8):
         case = library.case()
         ledger.add(case, ask(release.url(), case, stream=number % 2 == 1))
-    wait_until(
-        lambda: total(FLEET.format("lookup_tokens")) == ledger.lookup,
-        f"Prometheus has the {ledger.lookup} tokens that were looked up",
-    )
-    assert total(FLEET.format("requests")) == ledger.requests
-    assert total(FLEET.format("gap_tokens")) == ledger.gap
-    assert total(FLEET.format("reused_tokens")) == ledger.reused
+    wanted = {
+        "requests": ledger.requests,
+        "lookup_tokens": ledger.lookup,
+        "gap_tokens": ledger.gap,
+        "reused_tokens": ledger.reused,
+    }
+
+    def arrived() -> dict[str, float]:
+        return {name: total(FLEET.format(name)) for name in wanted}
+
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: arrived() == wanted, "Prometheus has what the clients count")
+    assert arrived() == wanted
     (ratio,) = query(f'vllm_spans_fleet_gap_recompute_ratio{{model="{MODEL}"}}').values()
     assert ratio == pytest.approx(ledger.gap / ledger.reused)
     (pods,) = query(f'vllm_spans_fleet_pods{{model="{MODEL}", state="ready"}}').values()

@@ -66,8 +66,15 @@ def test_names_and_values_arrive_unchanged(live: Live) -> None:
         pages = live.pages()
         ours = {name for name in names_on(pages) if name.startswith("vllm_spans")}
         assert len(ours) > 30
-        arrived = set(live.ask("label/__name__/values"))
-        assert ours - {name for name in ours if name.endswith("_created")} <= arrived
+        ours -= {name for name in ours if name.endswith("_created")}
+
+        def missing() -> set[str]:
+            return ours - set(live.ask("label/__name__/values"))
+
+        # Prometheus scrapes nothing in its first five seconds.
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda: not missing(), "a scrape of all targets", 30)
+        assert not missing()
         samples: dict[tuple[str, ...], float] = {}
         for url in live.urls:
             for family in text_string_to_metric_families(pages[url]):
@@ -102,16 +109,14 @@ def test_counters_are_whole_over_engines_and_api_servers(live: Live) -> None:
             assert seen["vllm_spans_lookup_tokens_total"] == (
                 seen["vllm_spans_reused_tokens_total"] + seen["vllm_spans_isolated_tokens_total"]
             )
+    by_engine = "sum by (instance, engine) (vllm_spans_requests_total) > 0"
+    wait_for(lambda: len(live.query(by_engine)) == 3, "a scrape of all three engines", 30)
     broken = (
         "sum by (instance, engine) (vllm_spans_lookup_tokens_total) != "
         "sum by (instance, engine) (vllm_spans_reused_tokens_total) + "
         "sum by (instance, engine) (vllm_spans_isolated_tokens_total)"
     )
     assert live.query(broken) == []
-    engines = live.query(
-        "sum by (instance, engine) (vllm_spans_requests_total) > 0",
-    )
-    assert len(engines) == 3
 
 
 @pytest.mark.parametrize("query", dashboard_queries(), ids=lambda query: query.where)
