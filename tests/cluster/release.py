@@ -38,7 +38,7 @@ class Cluster:
         for name in ("CACHE", "CONFIG", "DATA"):
             self._environ[f"HELM_{name}_HOME"] = str(home / name.lower())
 
-    def helm(self, *arguments: str, seconds: float = 420) -> str:
+    def helm(self, *arguments: str, seconds: float = 640) -> str:
         """Run Helm 4.
 
         Returns:
@@ -106,7 +106,7 @@ class Release:
         self.arguments: list[str] = []
         """Chart and values of the first installation."""
 
-    def helm(self, *arguments: str, seconds: float = 420) -> str:
+    def helm(self, *arguments: str, seconds: float = 640) -> str:
         """Run Helm in the release's namespace."""
         return self.cluster.helm(*arguments, "--namespace", self.namespace, seconds=seconds)
 
@@ -124,9 +124,9 @@ class Release:
             Helm's output, with the notes.
         """
         self.arguments = list(arguments)
-        return self.helm("install", self.name, *arguments, "--wait", "--timeout", "400s")
+        return self.helm("install", self.name, *arguments, "--wait", "--timeout", "600s")
 
-    def upgrade(self, *changes: str, timeout: str = "400s") -> str:
+    def upgrade(self, *changes: str, timeout: str = "600s") -> str:
         """Upgrade it with ``--wait``, to the values of the installation and ``changes``."""
         wait = ["--wait", "--timeout", timeout]
         return self.helm("upgrade", self.name, *self.arguments, *changes, *wait)

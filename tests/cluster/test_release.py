@@ -37,7 +37,7 @@ from tests.cluster.release import (
 )
 from tests.exporter.engines import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NAME = "vllm-spans"
 NAMESPACE = "llm"
